@@ -40,12 +40,15 @@ pub(crate) fn collect_stats(registry: &DeviceRegistry, began: StartTime) -> api:
     let mut snapshots: HashMap<_, _> = snapshots.map(|one| (one.name.clone(), one)).collect();
     let clones = verbs::clone::list_clones(registry).into_iter();
     let mut clones: HashMap<_, _> = clones.map(|one| (one.name.clone(), one)).collect();
+    let moves = verbs::moves::list_running_moves(registry).into_iter();
+    let mut moves: HashMap<_, _> = moves.map(|one| (one.name.clone(), one)).collect();
     let devices = registry.all();
     let device = |mapped: &_| {
         let stats = device_stats(registry, mapped);
         let snapshot = snapshots.remove(&stats.device.name);
         let clone = clones.remove(&stats.device.name);
-        api::DeviceStats { snapshot, clone, ..stats }
+        let moving = moves.remove(&stats.device.name);
+        api::DeviceStats { snapshot, clone, moving, ..stats }
     };
     api::ServerStatsReport {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -73,7 +76,7 @@ fn device_stats(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> api::De
     let ops = report.iter().flat_map(|report| verbs::OPS.iter().zip(&report.ops));
     let served = ops.filter(|(_, counts)| counts.requests + counts.in_flight > 0);
     let served = served.map(|(op, counts)| ((*op).to_owned(), op_stats(counts))).collect();
-    api::DeviceStats { device, target_types, in_flight, served, paths, snapshot: None, clone: None }
+    api::DeviceStats { device, target_types, in_flight, served, paths, ..api::DeviceStats::default() }
 }
 
 fn op_stats(counts: &OpIoCounters) -> api::OperationStats {

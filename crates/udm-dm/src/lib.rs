@@ -63,9 +63,9 @@ pub use mapped::{
 pub use table::{Table, TableEntry, WholeDeviceLane};
 pub use target::{
     ChangeTracker, CloneHydrationState, CloneReport, CloneTargetQueries, DeviceNameResolver, DmQueueMode,
-    MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries, MultipathTarget,
-    PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport, QueueingAndFailbackReport,
-    SettingsOutsideTable, SnapshotReport, SnapshotState, SnapshotTargetQueries, Target, TargetArgs,
-    TargetConstructor, TargetDataPath, TargetFeatures, TargetHostServices, TargetType,
+    MirrorFailure, MirrorLegReport, MirrorLogReport, MirrorPhase, MirrorReport, MirrorTargetQueries,
+    MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
+    QueueingAndFailbackReport, SettingsOutsideTable, SnapshotReport, SnapshotState, SnapshotTargetQueries,
+    Target, TargetArgs, TargetConstructor, TargetDataPath, TargetFeatures, TargetHostServices, TargetType,
 };
 pub use udm_core::{ControlIo, control_io};

@@ -41,6 +41,9 @@ struct Options {
     /// Run the worlds of a mirror that is switched to its destination
     #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     mirrors: bool,
+    /// Run the worlds of a mirror with a log, which continues from it
+    #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
+    mirror_logs: bool,
     /// Give the faults of null devices to disks that no multipath target uses
     #[arg(long, conflicts_with_all = ["bench", "snapshots", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     faulty: bool,
@@ -121,6 +124,7 @@ enum CoverageCounters {
     Nvme(Box<nvme::NvmeTargetCounts>),
     NvmeClient(Box<nvme_client::NvmeClientCounts>),
     Mirrors(Box<clones::CloneCounts>),
+    MirrorLogs(Box<clones::CloneCounts>),
 }
 
 /// Adds the counters of a run to `all`.
@@ -143,6 +147,7 @@ impl CoverageCounters {
             _ if options.nvme_client => CoverageCounters::NvmeClient(Box::default()),
             _ if options.clones => CoverageCounters::Clones(Box::default()),
             _ if options.mirrors => CoverageCounters::Mirrors(Box::default()),
+            _ if options.mirror_logs => CoverageCounters::MirrorLogs(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
             (_, true, _) => CoverageCounters::Verbs(Box::default()),
             (.., true) => CoverageCounters::NbdClient(Box::default()),
@@ -185,6 +190,13 @@ impl CoverageCounters {
                 let run = if every_cut { clones::run_every_power_cut_of_mirror } else { clones::run_mirror };
                 add_counts(&mut **all, run(plan), |counts| counts.hash)
             }
+            CoverageCounters::MirrorLogs(all) => {
+                let run = match every_cut {
+                    true => clones::run_every_power_cut_of_logged_mirror,
+                    false => clones::run_logged_mirror,
+                };
+                add_counts(&mut **all, run(plan), |counts| counts.hash)
+            }
         }
     }
 
@@ -200,6 +212,7 @@ impl CoverageCounters {
             CoverageCounters::NvmeClient(_) => |plan| nvme_client::run(plan).map(drop),
             CoverageCounters::Clones(_) => |plan| clones::run(plan).map(drop),
             CoverageCounters::Mirrors(_) => |plan| clones::run_mirror(plan).map(drop),
+            CoverageCounters::MirrorLogs(_) => |plan| clones::run_logged_mirror(plan).map(drop),
         };
         run::shrink_failure_with_runner(failure, &run)
     }
@@ -214,7 +227,9 @@ impl CoverageCounters {
             CoverageCounters::VhostUser(counts) => counts.report(),
             CoverageCounters::Nvme(counts) => counts.report(),
             CoverageCounters::NvmeClient(counts) => counts.report(),
-            CoverageCounters::Clones(counts) | CoverageCounters::Mirrors(counts) => counts.report(),
+            CoverageCounters::Clones(counts)
+            | CoverageCounters::Mirrors(counts)
+            | CoverageCounters::MirrorLogs(counts) => counts.report(),
         }
     }
 }
@@ -404,6 +419,7 @@ fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunP
         _ if options.mirrors => "--mirrors ",
         _ if options.nvme => "--nvme ",
         _ if options.nvme_client => "--nvme-client ",
+        _ if options.mirror_logs => "--mirror-logs ",
         _ => "",
     };
     let small = if options.no_shrink { failure } else { tally.covered.shrink(failure) };

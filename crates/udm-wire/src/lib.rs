@@ -18,6 +18,7 @@ pub mod clone_table;
 pub mod cow;
 pub mod cpus;
 pub mod log_writes;
+pub mod mirror_log;
 pub mod multipath_conf;
 pub mod nbd;
 pub mod nvme;

@@ -1,4 +1,4 @@
-//! A disk moves to and fro between two files while clients write to it, and its server is killed
+//! A disk moves to and fro between two places while clients write to it, and its server is killed
 //! again and again, at any moment of the moves. The server is always started with the same command
 //! line, which names the first file. Writes that reached the kernel survive the kill, so each
 //! sector must hold the last acknowledged write or one that was in flight.
@@ -40,6 +40,9 @@ struct MoveTotals {
 
 struct MoveFixture {
     folder: TempDir,
+    /// The other place: a file, or an export of another server.
+    other: String,
+    _there: Option<Server>,
     volume: StampedVolume,
     rng: SmallRng,
     /// The place of the disk when it was looked at last.
@@ -48,13 +51,20 @@ struct MoveFixture {
 }
 
 impl MoveFixture {
-    fn new() -> MoveFixture {
+    fn new(is_remote: bool) -> MoveFixture {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a"), image(SECTORS)).unwrap();
+        let file = folder.path().join("b").display().to_string();
+        let there = is_remote.then(|| {
+            fs::write(&file, vec![0; SECTORS * 512]).unwrap();
+            Server::start(&[&format!("there={file}")])
+        });
+        let uri = |there: &Server| format!("nbd+unix:///there?socket={}", there.nbd.display());
+        let other = there.as_ref().map_or(file, uri);
         let place = folder.path().join("a").display().to_string();
         let volume = StampedVolume::new(SECTORS, 0);
         let rng = SmallRng::seed_from_u64(32);
-        MoveFixture { folder, volume, rng, place, totals: MoveTotals::default() }
+        MoveFixture { folder, other, _there: there, volume, rng, place, totals: MoveTotals::default() }
     }
 
     fn path(&self, name: &str) -> String {
@@ -68,9 +78,16 @@ impl MoveFixture {
         Server::start_with(&[&device], &["--state", &state, "--cores", cores])
     }
 
-    /// Counts a move that was done, and begins the next one if there is none. Returns true while
-    /// the disk moves.
-    fn look(&mut self, server: &Server) -> bool {
+    /// True if the record says that the disk is being moved.
+    fn is_moving_on_disk(&self) -> bool {
+        let records = fs::read_dir(self.folder.path().join("state/moves")).into_iter().flatten();
+        let records = records.map(|record| record.unwrap().path());
+        let mut records = records.filter(|path| path.extension().is_some_and(|end| end == "json"));
+        records.any(|path| fs::read_to_string(path).unwrap().contains("\"destination\""))
+    }
+
+    /// Counts a move that was done, and begins the next one if there is none.
+    fn look(&mut self, server: &Server) {
         let list: Value = serde_json::from_str(&server.says(&["move", "list", "--json"])).unwrap();
         let one = &list[0];
         let is_there = |state: &str| one["state"] == state;
@@ -87,10 +104,9 @@ impl MoveFixture {
             self.place = place;
         }
         if !moves {
-            let to = if self.place == self.path("a") { self.path("b") } else { self.path("a") };
+            let to = if self.place == self.path("a") { self.other.clone() } else { self.path("a") };
             server.says(&["move", "disk", "--to", &to]);
         }
-        moves
     }
 
     /// One server, from its start to its kill.
@@ -114,14 +130,16 @@ impl MoveFixture {
             let probe = Client::connect(&server.nbd, "disk");
             let probe = scope.spawn(move || longest_pause(probe));
             let begin = Instant::now();
-            let mut moves = self.look(&server);
             while begin.elapsed() < life {
                 thread::sleep(Duration::from_millis(5));
-                moves = self.look(&server);
+                self.look(&server);
             }
+            // Begins a move if there is none.
+            self.look(&server);
+            thread::sleep(Duration::from_millis(self.rng.random_range(0..30)));
             server.kill();
             self.totals.kills += 1;
-            self.totals.in_between += u64::from(moves);
+            self.totals.in_between += u64::from(self.is_moving_on_disk());
             for load in loads {
                 let served = load.join().unwrap();
                 self.totals.answered += served.answered;
@@ -145,10 +163,9 @@ fn longest_pause(mut client: Client) -> Duration {
     }
 }
 
-#[test]
-fn a_disk_moves_to_and_fro_and_kills_lose_nothing() {
+fn move_to_and_fro(is_remote: bool) {
     let moves = std::env::var("UDM_MOVE_ROUNDS").map_or(MOVES, |n| n.parse().unwrap());
-    let mut world = MoveFixture::new();
+    let mut world = MoveFixture::new(is_remote);
     while world.totals.moves < moves {
         world.live();
     }
@@ -164,4 +181,15 @@ fn a_disk_moves_to_and_fro_and_kills_lose_nothing() {
     ));
     assert_eq!(failed, 0, "no client sees an error");
     assert!(in_between * 4 > kills && answered > 100 * kills, "this shows nothing");
+}
+
+#[test]
+fn a_disk_moves_to_and_fro_and_kills_lose_nothing() {
+    move_to_and_fro(false);
+}
+
+/// The other place is an export of another server, which lives on.
+#[test]
+fn a_disk_moves_to_another_server_and_back_and_kills_lose_nothing() {
+    move_to_and_fro(true);
 }

@@ -5,116 +5,17 @@ mod support;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use support::moved_disk::{MovedDisk, REGION, SIZE, data, read, write};
 use support::nbd::Client;
 use support::servers::Nbdkit;
 use support::{Server, has, until};
-use tempfile::TempDir;
-use udm_wire::nbd::{CommandFlags, NbdCommand};
-
-const SIZE: u64 = 16 << 20;
-const REGION: u64 = 64 << 10;
-
-/// Data without two equal sectors; the last quarter is zeroes.
-fn data() -> Vec<u8> {
-    let word = |word: u64| if word < SIZE / 8 * 3 / 4 { word * 0x9e37_79b9 + 1 } else { 0 };
-    (0..SIZE / 8).flat_map(|at| word(at).to_le_bytes()).collect()
-}
-
-/// A disk in the file `old`, and its server, which has a state folder of its own.
-struct World {
-    folder: TempDir,
-    server: Server,
-}
-
-impl World {
-    fn new() -> World {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("old"), data()).unwrap();
-        let server = World::serve(&folder, &[]);
-        World { folder, server }
-    }
-
-    /// A server of the disk, by its first place.
-    fn serve(folder: &TempDir, more: &[&str]) -> Server {
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let device = format!("disk={}", path("old"));
-        Server::start_with(&[&[device.as_str()], more].concat(), &["--state", &path("state")])
-    }
-
-    fn restart(&mut self) {
-        self.server.kill();
-        self.server = World::serve(&self.folder, &[]);
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn word(&self, name: &str) -> String {
-        self.path(name).display().to_string()
-    }
-
-    fn read(&self, name: &str) -> Vec<u8> {
-        fs::read(self.path(name)).unwrap()
-    }
-
-    /// Moves the disk to `to`, and waits for the end.
-    fn move_to(&self, to: &str) -> Value {
-        let moved = self.server.says(&["move", "disk", "--to", &self.word(to), "--wait", "--json"]);
-        serde_json::from_str(&moved).unwrap()
-    }
-
-    /// Begins a move that cannot end by itself.
-    fn begin(&self, to: &str) {
-        self.server.says(&["move", "disk", "--to", to, "--pause"]);
-    }
-
-    fn list(&self) -> Value {
-        serde_json::from_str(&self.server.says(&["move", "list", "--json"])).unwrap()
-    }
-
-    fn state(&self) -> String {
-        self.list()[0]["state"].as_str().unwrap_or("none").to_owned()
-    }
-
-    fn until_state(&self, state: &str) {
-        until(state, || {
-            let now = self.state();
-            assert!(now == state || now != "failed", "{}", self.list());
-            (now == state).then_some(())
-        });
-    }
-
-    /// The line of a verb that is refused.
-    fn refusal(&self, args: &[&str]) -> String {
-        let error = self.server.refuses(args);
-        assert_eq!(error.trim_end().lines().count(), 1, "one line: {error}");
-        error
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(&self.server.nbd, "disk")
-    }
-}
-
-/// Writes bytes of 1 at one place.
-fn write(client: &mut Client, at: u64, len: u64) {
-    assert_eq!(client.one(NbdCommand::Write, at, len), 0, "{at}");
-}
-
-fn read(client: &mut Client, at: u64, len: u64) -> Vec<u8> {
-    client.send(CommandFlags::empty(), NbdCommand::Read, at, len, &[]).unwrap();
-    let (_, error, data) = client.answer().unwrap();
-    assert_eq!(error, 0);
-    data
-}
+use udm_wire::nbd::NbdCommand;
 
 #[test]
 fn a_disk_moves_under_a_client_and_leaves_its_old_place() {
-    let mut world = World::new();
+    let mut world = MovedDisk::new();
     assert_eq!(world.server.says(&["move", "list"]), "No moves found\n");
     let is_over = &AtomicBool::new(false);
     let expected = thread::scope(|scope| {
@@ -174,7 +75,7 @@ fn a_disk_moves_under_a_client_and_leaves_its_old_place() {
 
 #[test]
 fn a_move_is_stopped_at_any_moment_and_the_disk_stays() {
-    let world = World::new();
+    let world = MovedDisk::new();
     let mut client = world.client();
     for round in 0..20 {
         let to = world.word(&format!("new{round}"));
@@ -200,7 +101,7 @@ fn a_move_is_stopped_at_any_moment_and_the_disk_stays() {
 /// A move that was not done begins again after a kill, and after a restart in order.
 #[test]
 fn a_move_continues_after_a_restart_of_the_server() {
-    let mut world = World::new();
+    let mut world = MovedDisk::new();
     world.begin(&world.word("new"));
     write(&mut world.client(), 4096, 512);
     world.restart();
@@ -210,7 +111,7 @@ fn a_move_continues_after_a_restart_of_the_server() {
     write(&mut world.client(), 8192, 512);
     support::signal(world.server.pid(), rustix::process::Signal::TERM);
     world.server.child.wait().unwrap();
-    world.server = World::serve(&world.folder, &[]);
+    world.server = MovedDisk::serve(&world.folder, &[]);
     world.until_state("done");
     assert!(world.read("old")[8192..8704] == [1; 512]);
     assert_eq!(world.list()[0]["old_places"], Value::from(vec![world.word("new")]));
@@ -218,7 +119,7 @@ fn a_move_continues_after_a_restart_of_the_server() {
 
 #[test]
 fn what_is_refused_changes_nothing() {
-    let world = World::new();
+    let world = MovedDisk::new();
     let file = |name: &str, len: u64| {
         File::create(world.path(name)).unwrap().set_len(len).unwrap();
         world.word(name)
@@ -230,6 +131,8 @@ fn what_is_refused_changes_nothing() {
     let clone = format!("0 {} clone {meta} {claimed} {source} 128", SIZE / 512);
     world.server.says(&["create", "c", "--table", &clone]);
     world.server.says(&["create", "striped", "--table", &format!("0 256 striped 1 8 {source} 0")]);
+    let paths = format!("0 256 multipath 0 0 1 1 round-robin 0 1 1 {source} 1");
+    world.server.says(&["create", "paths", "--table", &paths]);
     world.server.says(&["create", "memory", "--table", "0 2048 linear mem:1M 0"]);
     let new = world.word("new");
     for (name, to, why) in [
@@ -240,7 +143,12 @@ fn what_is_refused_changes_nothing() {
         ("disk", &claimed, "exclusively"),
         ("disk", &"mem:16M".to_owned(), "its content ends with the server"),
         ("disk", &format!("{}/no/file", world.word("folder")), "No such file"),
-        ("striped", &new, "its table is striped, and a move needs one linear line"),
+        (
+            "striped",
+            &new,
+            "its table is striped, and a move needs one linear line: put it into a device of its own",
+        ),
+        ("paths", &new, "its table is multipath, which no other table replaces while it is live"),
         ("c", &new, "it is a clone: finish it first"),
         ("memory", &new, "its content ends with the server"),
     ] {
@@ -308,14 +216,12 @@ fn a_file_that_names_the_old_place_serves_the_new_one() {
 /// Other changes of the device during a move.
 #[test]
 fn changes_of_the_device_during_a_move_hold_or_are_refused() {
-    let world = World::new();
+    let world = MovedDisk::new();
     let server = &world.server;
     world.begin(&world.word("new"));
     let mut client = world.client();
     let error = world.refusal(&["move", "disk", "--to", &world.word("other")]);
     assert!(error.contains("it is being moved to") && !world.path("other").exists(), "{error}");
-    let error = world.refusal(&["upgrade"]);
-    assert!(error.contains("a copy of it under way to another device"), "{error}");
     let error = world.refusal(&["snapshot", "create", "s", "--of", "disk", "--store", &world.word("s.cow")]);
     assert!(error.contains("mirror"), "{error}");
     let error =
@@ -359,7 +265,7 @@ fn a_destination_that_is_gone_for_a_while_is_waited_for() {
     if !has("nbdkit") {
         return;
     }
-    let world = World::new();
+    let world = MovedDisk::new();
     fs::write(world.path("there"), vec![0; SIZE as usize]).unwrap();
     let mut there = Nbdkit::start(world.path("there.sock"), &["file", &world.word("there")]);
     world.begin(&there.uri());
@@ -389,7 +295,7 @@ fn a_full_destination_ends_the_move_and_not_the_disk() {
     if !has("nbdkit") {
         return;
     }
-    let world = World::new();
+    let world = MovedDisk::new();
     let full = ["--filter=error", "memory", "16M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"];
     let full = Nbdkit::start(world.path("full.sock"), &full);
     let mut client = world.client();
@@ -418,8 +324,9 @@ fn a_full_destination_ends_the_move_and_not_the_disk() {
 /// A place of the disk that cannot be read is tried again, and a write makes it whole.
 #[test]
 fn bad_sectors_of_the_old_place_are_reported_and_no_client_fails() {
-    let world = World::new();
+    let world = MovedDisk::new();
     let sectors = SIZE / 512;
+    world.server.says(&["remove", "disk"]);
     world.server.says(&[
         "create",
         "bad",

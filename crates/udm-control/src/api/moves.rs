@@ -16,6 +16,10 @@ pub struct StartMoveRequest {
     /// True: regions are copied only by writes, and no switch begins, until the move is started.
     #[serde(default)]
     pub paused: Option<bool>,
+    /// The device of the log, as in a table; a file that does not exist or is empty is made.
+    /// Without it, the log is in the state folder.
+    #[serde(default)]
+    pub log: Option<String>,
     /// Folder that relative paths are based on; absolute. Without it relative paths are refused.
     #[serde(default)]
     pub folder: Option<String>,
@@ -63,6 +67,9 @@ pub struct MoveDescription {
     /// Estimated seconds until the switch; absent if there is no estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<u64>,
+    /// Bytes that the next server would copy, if this one ended now; absent without a log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unlogged_bytes: Option<u64>,
     /// Why it waits, or why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

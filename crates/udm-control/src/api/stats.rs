@@ -2,6 +2,7 @@
 
 use super::clones::CloneDescription;
 use super::devices::DeviceDescription;
+use super::moves::MoveDescription;
 use super::nvme::{NvmeConnectionStats, NvmePath};
 use super::paths::MultipathPathReport;
 use super::snapshots::SnapshotDescription;
@@ -78,6 +79,9 @@ pub struct DeviceStats {
     /// The clone in this device.
     #[serde(default)]
     pub clone: Option<CloneDescription>,
+    /// The move of this device that is under way.
+    #[serde(default)]
+    pub moving: Option<MoveDescription>,
 }
 
 /// Counters of one operation.

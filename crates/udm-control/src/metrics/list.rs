@@ -92,4 +92,8 @@ metrics! {
         "Reads of the source that failed a copy, which is tried again";
     CLONE_DESTINATION_ERRORS = COUNTER "udm_clone_destination_errors_total":
         "Writes to the destination that failed a copy";
+    MOVE_ACTIVE = GAUGE "udm_move_copying": "1 while the disk is copied; 0 while its move is paused or waits";
+    MOVE_SIZE = GAUGE "udm_move_bytes": "The size of a disk that is being moved";
+    MOVE_COPIED = GAUGE "udm_move_copied_bytes": "Bytes of the disk that are in both places";
+    MOVE_UNLOGGED = GAUGE "udm_move_unlogged_bytes": "Bytes that the next server would copy, if this one ended now";
 }

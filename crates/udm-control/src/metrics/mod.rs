@@ -97,6 +97,14 @@ fn add_device_metrics(stats: &api::DeviceStats, all: &mut MetricFamilies) {
         all.add(&m::CLONE_SOURCE_ERRORS, &[name], clone.source_errors as f64);
         all.add(&m::CLONE_DESTINATION_ERRORS, &[name], clone.destination_errors as f64);
     }
+    if let Some(moving) = &stats.moving {
+        all.add(&m::MOVE_ACTIVE, &[name], f64::from(moving.state == "copying"));
+        all.add(&m::MOVE_SIZE, &[name], moving.size_bytes as f64);
+        all.add(&m::MOVE_COPIED, &[name], moving.copied_bytes as f64);
+        if let Some(unlogged) = moving.unlogged_bytes {
+            all.add(&m::MOVE_UNLOGGED, &[name], unlogged as f64);
+        }
+    }
 }
 
 fn add_operation_metrics(labels: MetricLabels<'_>, served: &api::OperationStats, all: &mut MetricFamilies) {

@@ -5,14 +5,18 @@
 //! has every acknowledged write, and after it the new place has. The places that a disk has left
 //! stay in the record, so no server serves their old content by mistake.
 //!
+//! `moves/ID.log` beside it is the write-intent log of a move that is under way.
+//!
 //! Durable as the other records are: written under another name, synced, renamed into place, and
 //! the folder is synced.
 
 use super::{StableDiskId, StateFolder, read_records, write_durably};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -31,6 +35,21 @@ pub(crate) struct DiskPlace {
     pub disk: StableDiskId,
     /// The first sector.
     pub start: u64,
+    /// If the device is a mapped one: what its table uses, and the tables below it. A table over
+    /// one of these would serve the content of the place, too.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub beneath: Vec<DiskPiece>,
+}
+
+/// A range of a disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskPiece {
+    /// The identity of the disk.
+    pub disk: StableDiskId,
+    /// The first sector.
+    pub start: u64,
+    /// The length in sectors.
+    pub sectors: u64,
 }
 
 /// How a disk that was found relates to the disk of a place.
@@ -47,17 +66,38 @@ pub(crate) enum PlaceMatch {
 impl DiskPlace {
     /// Compares the disk of this place with `found`.
     pub(crate) fn compare(&self, found: &StableDiskId) -> PlaceMatch {
-        match (self.disk.disk.zip(found.disk), self.disk.name == found.name) {
-            (Some((was, is)), _) if was.is(is) => PlaceMatch::Same,
-            (Some(_), true) => PlaceMatch::Replaced,
-            (None, true) => PlaceMatch::Same,
-            (_, false) => PlaceMatch::Other,
-        }
+        compare_disks(&self.disk, found)
+    }
+
+    /// True if `sectors` sectors of `found` from `start` on have content of this place, which has
+    /// `len` sectors.
+    pub(crate) fn overlaps(&self, len: u64, found: &StableDiskId, start: u64, sectors: u64) -> bool {
+        let own = DiskPiece { disk: self.disk.clone(), start: self.start, sectors: len };
+        std::iter::once(&own).chain(&self.beneath).any(|piece| {
+            compare_disks(&piece.disk, found) == PlaceMatch::Same
+                && start < piece.start + piece.sectors
+                && piece.start < start + sectors
+        })
+    }
+
+    /// True if `found` is the device of this place, or below it.
+    pub(crate) fn is_part(&self, found: &StableDiskId) -> bool {
+        let beneath = self.beneath.iter().map(|piece| &piece.disk);
+        std::iter::once(&self.disk).chain(beneath).any(|disk| disk == found)
     }
 
     /// True for the same range of the same disk.
     pub(crate) fn is(&self, other: &DiskPlace) -> bool {
         self.start == other.start && self.compare(&other.disk) == PlaceMatch::Same
+    }
+}
+
+fn compare_disks(known: &StableDiskId, found: &StableDiskId) -> PlaceMatch {
+    match (known.disk.zip(found.disk), known.name == found.name) {
+        (Some((was, is)), _) if was.is(is) => PlaceMatch::Same,
+        (Some(_), true) => PlaceMatch::Replaced,
+        (None, true) => PlaceMatch::Same,
+        (_, false) => PlaceMatch::Other,
     }
 }
 
@@ -77,6 +117,11 @@ pub(crate) struct MoveRecord {
     /// The place to which it is being moved.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub destination: Option<DiskPlace>,
+    /// The device of the move's log, as a word of a table. The next server continues from it;
+    /// without one, it copies all again. So the log is named only as long as every write of the
+    /// current place goes through the mirror.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub log: Option<String>,
     /// The lock file of the server that moves it.
     pub server: String,
 }
@@ -87,8 +132,8 @@ impl MoveRecord {
         // Unique: an earlier disk at the same place may have a record too.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         let id = format!("{:016x}-{since:x}", current.disk.fingerprint());
-        let (old, destination, server) = (Vec::new(), None, String::new());
-        MoveRecord { id, name: name.to_owned(), sectors, current, old, destination, server }
+        let (old, destination, log, server) = (Vec::new(), None, None, String::new());
+        MoveRecord { id, name: name.to_owned(), sectors, current, old, destination, log, server }
     }
 
     /// The record after the switch to the destination.
@@ -97,7 +142,7 @@ impl MoveRecord {
         let mut old = self.old.clone();
         old.push(self.current.clone());
         old.retain(|place| !place.is(&current));
-        MoveRecord { current, old, destination: None, ..self.clone() }
+        MoveRecord { current, old, destination: None, log: None, ..self.clone() }
     }
 
     /// True if the record says nothing: the disk is where it was, and is not being moved.
@@ -130,12 +175,42 @@ impl StateFolder {
         if !record.is_needless() {
             self.create_folder(&folder)?;
             write_durably(&folder, &[(path, serde_json::to_vec(&record)?)])?;
+            if record.log.is_none() {
+                // Nobody continues from it. A mirror that still writes it keeps the open file.
+                let _ = fs::remove_file(self.move_log_path(&record.id));
+            }
             return Ok(record);
         }
+        let _ = fs::remove_file(self.move_log_path(&record.id));
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(record),
             removed => removed.and_then(|()| super::sync_folder(&folder)).map(|()| record),
         }
+    }
+
+    /// Makes the log file of a move, of `bytes` zeroes that take their space. Returns its path. May
+    /// block.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn make_move_log(&self, id: &str, bytes: u64) -> io::Result<PathBuf> {
+        let folder = self.path.join(RECORDS);
+        self.create_folder(&folder)?;
+        let path = self.move_log_path(id);
+        let _ = fs::remove_file(&path);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).or_else(|error| match error {
+            // A log on a full disk fails later, and the move copies all again.
+            Errno::OPNOTSUPP => Ok(rustix::fs::ftruncate(&file, bytes)?),
+            error => Err(error),
+        })?;
+        file.sync_all()?;
+        super::sync_folder(&folder)?;
+        fs::canonicalize(path)
+    }
+
+    fn move_log_path(&self, id: &str) -> PathBuf {
+        self.path.join(RECORDS).join(format!("{id}.log"))
     }
 
     fn move_path(&self, id: &str) -> PathBuf {
@@ -171,7 +246,8 @@ mod tests {
 
     fn place(name: &str, number: u64) -> DiskPlace {
         let disk = Some(FileId::Block { number });
-        DiskPlace { word: name.into(), disk: StableDiskId { name: name.into(), disk }, start: 0 }
+        let disk = StableDiskId { name: name.into(), disk };
+        DiskPlace { word: name.into(), disk, start: 0, beneath: Vec::new() }
     }
 
     #[test]

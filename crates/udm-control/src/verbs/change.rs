@@ -8,10 +8,10 @@ use super::begin_transition::{begin_removal_transition, begin_resume_transition}
 use super::cancel::{CancelToken, CancellableVerbKind};
 use super::clone::record::follow_live_table;
 use super::device_locks::{DeviceChangeLocks, TRIES_MAX};
-use super::moves::continue_move;
+use super::moves::{continue_move, load_first_table};
+use super::show;
 use super::snapshot::{SnapshotRecordTransaction, attach_recorded_snapshots};
 use super::throttle::apply_throttle_settings;
-use super::{show, tables};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, RequestQueueParams};
@@ -126,7 +126,7 @@ pub(crate) async fn create_device(
     }
     let one = [(name.to_owned(), Arc::clone(&made.mapped))];
     if let Some(table) = table(&made.mapped)? {
-        tables::load_into(registry, &made.mapped, name, &table, folder, cancel_token)?;
+        load_first_table(registry, &made.mapped, name, &table, folder, cancel_token)?;
         run_change_with_device_locks(
             registry,
             &one,

@@ -37,6 +37,17 @@ pub struct MirrorFailure {
     pub sector: Option<Sector>,
 }
 
+/// The write-intent log of a mirror.
+#[derive(Clone)]
+pub struct MirrorLogReport {
+    /// The device of the log.
+    pub device: ResolvedDevice,
+    /// The number of regions that a mirror that continues from the log copies.
+    pub dirty: u64,
+    /// The status with which it failed: writes wait for [`MirrorTargetQueries::abandon_log`].
+    pub failure: Option<Status>,
+}
+
 /// Devices, regions and state of a mirror.
 #[derive(Clone)]
 pub struct MirrorReport {
@@ -58,6 +69,8 @@ pub struct MirrorReport {
     pub is_paused: bool,
     /// The last failure, if no copy has succeeded since.
     pub failure: Option<MirrorFailure>,
+    /// The `disk` log.
+    pub log: Option<MirrorLogReport>,
 }
 
 /// A target that keeps the same data on two devices.
@@ -77,4 +90,7 @@ pub trait MirrorTargetQueries {
 
     /// Takes [`MirrorTargetQueries::begin_switch`] back.
     fn cancel_switch(&self);
+
+    /// Writes no longer need the log. For a caller who has made sure that nobody continues from it.
+    fn abandon_log(&self);
 }

@@ -28,7 +28,9 @@ pub use clone::{CloneHydrationState, CloneReport, CloneTargetQueries};
 pub use data_path::TargetDataPath;
 pub use features::{DmQueueMode, TargetFeatures};
 pub use host::{SettingsOutsideTable, TargetHostServices};
-pub use mirror::{MirrorFailure, MirrorLegReport, MirrorPhase, MirrorReport, MirrorTargetQueries};
+pub use mirror::{
+    MirrorFailure, MirrorLegReport, MirrorLogReport, MirrorPhase, MirrorReport, MirrorTargetQueries,
+};
 pub use multipath::{
     MultipathTarget, PathCheckResult, PathCommand, PathLatencyAndHedgeReport, PathReport,
     QueueingAndFailbackReport,

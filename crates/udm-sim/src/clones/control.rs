@@ -44,9 +44,12 @@ impl CloneWorld {
         if self.is_switched {
             return format!("0 {} linear p{DESTINATION} 0", self.volume.sectors);
         }
-        if self.target == CopyTarget::Mirror {
+        if self.target.is_mirror() {
             let (sectors, region) = (self.volume.sectors, self.region);
-            return format!("0 {sectors} mirror core 1 {region} 2 p{SOURCE} 0 p{DESTINATION} 0");
+            let log = if self.has_log { format!("disk 2 p{METADATA}") } else { "core 1".into() };
+            return format!(
+                "0 {sectors} mirror {log} {region} 2 p{SOURCE} 0 p{DESTINATION} 0 1 handle_errors"
+            );
         }
         let control = &mut self.machine.control;
         let features = control.pick(&[
@@ -174,7 +177,7 @@ impl CloneWorld {
 
     /// Sends a message.
     fn tell(&mut self) -> Result<(), Violation> {
-        if self.target == CopyTarget::Mirror {
+        if self.target.is_mirror() {
             let is_paused = self.machine.control.one_in(2);
             self.counts.messages += 1;
             self.set_paused(is_paused);
@@ -190,6 +193,22 @@ impl CloneWorld {
             "hydration_batch_size 5",
         ]);
         self.message(words)
+    }
+
+    /// As a move does it: if the log of the mirror has failed, the record says that nobody
+    /// continues from it, and then writes need it no more.
+    pub(super) fn look_at_log(&mut self) {
+        let live = self.mapped.as_ref().and_then(|mapped| mapped.live());
+        for entry in live.iter().flat_map(|table| table.targets()) {
+            let Some(mirror) = entry.target.as_mirror() else { continue };
+            if mirror.report().log.is_some_and(|log| log.failure.is_some()) {
+                self.machine.say("the log has failed");
+                self.machine.set_turn(None);
+                self.has_log = false;
+                self.counts.lost_logs += 1;
+                mirror.abandon_log();
+            }
+        }
     }
 
     /// Pauses the copies of a mirror, or starts them again.
@@ -294,7 +313,10 @@ impl CloneWorld {
             return Err("the clone can't be loaded".into());
         }
         self.must_resume()?;
-        self.was_complete = self.status().is_some_and(|status| status.hydrated == status.total);
+        let status = self.status();
+        self.was_complete = status.as_ref().is_some_and(|status| status.hydrated == status.total);
+        let is_continued = self.has_log && status.is_some_and(|status| status.hydrated > 0);
+        self.counts.continued += u64::from(is_continued);
         self.open()
     }
 
@@ -317,7 +339,7 @@ impl CloneWorld {
     pub(super) fn status(&self) -> Option<CloneStatus> {
         let text = self.mapped.as_ref()?.status_text();
         let words: Vec<&str> = text.trim().split(' ').skip(3).collect();
-        if self.target == CopyTarget::Mirror {
+        if self.target.is_mirror() {
             let (copied, total) = words.get(3)?.split_once('/')?;
             let mode = if words.get(5)?.contains('D') { "degraded" } else { "rw" };
             let (hydrated, total) = (copied.parse().ok()?, total.parse().ok()?);

@@ -46,6 +46,10 @@ counts! {
         pub renewals: u64,
         /// Clones whose metadata became read-only or failed.
         pub broken: u64,
+        /// Mirrors that continued from a log with clean regions.
+        pub continued: u64,
+        /// Logs of mirrors that failed.
+        pub lost_logs: u64,
         /// Linear tables that replaced a complete clone.
         pub linear: u64,
         /// The hash of all events.
@@ -69,6 +73,8 @@ impl CloneCounts {
             ("messages", DisturbanceClass::Messages, self.messages),
             ("faults", DisturbanceClass::Errors, self.faults),
             ("metadata failed", DisturbanceClass::Errors, self.broken),
+            ("logs failed", DisturbanceClass::Errors, self.lost_logs),
+            ("continued from a log", DisturbanceClass::Crash, self.continued),
             ("paths in trouble", DisturbanceClass::Paths, self.troubles),
         ];
         let names = Op::ALL.iter().map(|op| format!("{op:?}").to_lowercase());

@@ -11,7 +11,8 @@
 //! again by reloads, removals and power cuts. At the end it is switched as a move does it: a write
 //! needs both devices, the destination is flushed, the world notes that the destination is the disk
 //! from now on, and a linear table over it is loaded. A power cut before the note continues with
-//! the source, and one after it with the destination.
+//! the source, and one after it with the destination. A mirror with a log continues from it, unless
+//! the log has failed: the world notes this too, as the record of a move does.
 //!
 //! * `world`: the world and its turns. `control`: operations on the device. `power`: quiescence,
 //!   power cuts, and the checks of the state. `counts`: the counters.
@@ -45,6 +46,14 @@ pub fn run_mirror(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
     run_world(plan, CopyTarget::Mirror)
 }
 
+/// Runs `plan` in a world of a mirror with a log.
+///
+/// # Errors
+/// The failure, with its trace.
+pub fn run_logged_mirror(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    run_world(plan, CopyTarget::LoggedMirror)
+}
+
 fn run_world(plan: &RunPlan, target: CopyTarget) -> Result<CloneCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| world.insert(CloneWorld::new(plan, target)?).run_all());
@@ -66,6 +75,14 @@ pub fn run_every_power_cut(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure
 /// The first failure.
 pub fn run_every_power_cut_of_mirror(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
     cut_everywhere(plan, run_mirror)
+}
+
+/// As [`run_every_power_cut`], in a world of a mirror with a log.
+///
+/// # Errors
+/// The first failure.
+pub fn run_every_power_cut_of_logged_mirror(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    cut_everywhere(plan, run_logged_mirror)
 }
 
 fn cut_everywhere(

@@ -1,6 +1,6 @@
 //! Rests, power cuts, and the checks of the state.
 
-use super::world::{CloneWorld, CopyTarget, DESTINATION, METADATA, SOURCE};
+use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
 use crate::control_io::SimTableLoadIo;
 use crate::disk::SimDisk;
 use crate::environment::lock_environment;
@@ -45,7 +45,9 @@ impl CloneWorld {
     /// Checks the status and the events.
     fn look_at_status(&mut self) -> Result<(), Violation> {
         let Some(mapped) = self.mapped.clone() else { return Ok(()) };
-        let is_excused = self.is_blamed(&[DESTINATION, METADATA], self.writable_since);
+        let disks: &[usize] =
+            if self.target.is_mirror() { &[SOURCE, DESTINATION, METADATA] } else { &[DESTINATION, METADATA] };
+        let is_excused = self.is_blamed(disks, self.writable_since);
         if self.is_switched {
             return Ok(());
         }
@@ -84,7 +86,7 @@ impl CloneWorld {
 
     /// Checks that the source is unchanged.
     fn look_at_source(&self) -> Result<(), Violation> {
-        if self.target == CopyTarget::Mirror {
+        if self.target.is_mirror() {
             return Ok(());
         }
         let env = lock_environment(&self.machine.env);
@@ -105,7 +107,7 @@ impl CloneWorld {
         if self.is_switched {
             return self.read_back();
         }
-        if self.target == CopyTarget::Mirror {
+        if self.target.is_mirror() {
             return self.switch();
         }
         for words in ["enable_hydration", "hydration_threshold 20", "hydration_batch_size 4"] {
@@ -221,6 +223,12 @@ impl PowerCutWorld for CloneWorld {
 
     fn act(&mut self) -> Result<(), Violation> {
         self.change_something()
+    }
+
+    fn before_turn(&mut self) {
+        if self.has_log && self.power.fails {
+            self.look_at_log();
+        }
     }
 
     /// Quiesces the world without faults: first requests must complete while others are submitted,

@@ -58,6 +58,15 @@ impl WorkloadDevice for CloneVolume {
 pub(super) enum CopyTarget {
     Clone,
     Mirror,
+    /// A mirror with a log on the metadata device.
+    LoggedMirror,
+}
+
+impl CopyTarget {
+    /// True for a mirror, with a log or without.
+    pub(super) fn is_mirror(self) -> bool {
+        self != CopyTarget::Clone
+    }
 }
 
 /// A simulated world of a clone.
@@ -65,6 +74,8 @@ pub struct CloneWorld {
     pub(super) target: CopyTarget,
     /// True if the destination is the disk, after the switch of a mirror.
     pub(super) is_switched: bool,
+    /// True as long as a mirror may continue from its log: the record of its move says so.
+    pub(super) has_log: bool,
     pub(super) machine: Machine,
     pub(super) count: usize,
     pub(super) block: u64,
@@ -121,6 +132,7 @@ impl CloneWorld {
         let mut world = CloneWorld {
             target,
             is_switched: false,
+            has_log: target == CopyTarget::LoggedMirror,
             machine: Machine::new(plan, &mut build, count, env, cells),
             count,
             block,
@@ -156,7 +168,7 @@ impl CloneWorld {
 
     /// True if a request that began at `start` may fail.
     fn may_fail(&self, op: Op, status: Status, start: u64) -> bool {
-        if self.target == CopyTarget::Mirror {
+        if self.target.is_mirror() {
             // A destination that fails does no harm, until a write needs both devices.
             let needed: &[usize] = if self.is_linear { &[SOURCE, DESTINATION] } else { &[SOURCE] };
             return self.is_blamed(needed, start) || op == Op::Discard && status == Status::NotSupp;

@@ -10,6 +10,8 @@ mod grammar;
 mod hydration;
 mod metadata;
 mod mirror;
+mod mirror_log;
+mod mirror_transcript;
 mod order;
 mod random;
 mod suspend;

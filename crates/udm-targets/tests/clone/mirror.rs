@@ -14,22 +14,27 @@ const IN_SYNC: &str = "0 125 mirror core 2 8 nosync 2 S 0 D 0";
 /// A host with the mirror `c`, whose copies are paused.
 fn mirror(cores: usize, table: &str) -> SnapshotRig {
     let mut host = host(cores);
+    load_paused(&mut host, table);
+    host
+}
+
+/// Creates the mirror `c`, whose copies are paused.
+pub(super) fn load_paused(host: &mut SnapshotRig, table: &str) {
     host.make("c");
     host.load("c", table).unwrap();
     queries(&host.device("c").inactive().unwrap()).set_paused(true);
     host.resume(&["c"]).unwrap();
-    host
 }
 
-fn queries(table: &Arc<Table>) -> &dyn MirrorTargetQueries {
+pub(super) fn queries(table: &Arc<Table>) -> &dyn MirrorTargetQueries {
     table.targets()[0].target.as_mirror().unwrap()
 }
 
-fn live(host: &SnapshotRig) -> Arc<Table> {
+pub(super) fn live(host: &SnapshotRig) -> Arc<Table> {
     host.device("c").live().unwrap()
 }
 
-fn report(host: &SnapshotRig) -> MirrorReport {
+pub(super) fn report(host: &SnapshotRig) -> MirrorReport {
     queries(&live(host)).report()
 }
 
@@ -38,7 +43,7 @@ fn begin_switch(host: &SnapshotRig) -> Result<(), TargetError> {
 }
 
 /// The first byte of each sector of a disk.
-fn on_disk(host: &SnapshotRig, disk: &str, from: u64, sectors: u64) -> Vec<u8> {
+pub(super) fn on_disk(host: &SnapshotRig, disk: &str, from: u64, sectors: u64) -> Vec<u8> {
     host.get_disk(disk).bytes(from, sectors).chunks(512).map(|sector| sector[0]).collect()
 }
 
@@ -50,10 +55,13 @@ fn tables_of_mirrors_that_are_refused() {
     host.disk("blocks", 200).set_limits(|limits| limits.logical_block = 8192);
     for (words, text, errno) in [
         ("core", "Insufficient mirror log arguments", EINVAL),
-        ("disk 2 M 8 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
-        ("core 3 8 sync x 2 S 0 D 0", "Invalid mirror log argument count", EINVAL),
-        ("core 1 7 2 S 0 D 0", "Invalid region size", EINVAL),
-        ("core 1 4194304 2 S 0 D 0", "Invalid region size", EINVAL),
+        ("clustered 2 M 8 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
+        ("core 3 8 sync x 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
+        ("core 1 7 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
+        ("core 1 4194304 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
+        ("disk 2 gone 8 2 S 0 D 0", "Error creating mirror dirty log", ENOENT),
+        ("disk 2 locked 8 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
+        ("disk 2 S 8 2 S 0 D 0", "Device lookup failure", EINVAL),
         ("core 2 8 maybe 2 S 0 D 0", "Error creating mirror dirty log", EINVAL),
         ("core 1 8 3 S 0 D 0 M 0", "Invalid number of mirrors", EINVAL),
         ("core 1 8 2 S 0 D", "Too few mirror arguments", EINVAL),

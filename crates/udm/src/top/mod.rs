@@ -9,6 +9,7 @@
 //! udm's own work.
 
 mod clones;
+mod moves;
 mod rates;
 mod screen;
 mod terminal;

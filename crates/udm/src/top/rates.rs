@@ -4,6 +4,7 @@
 //! server was restarted, a device was added or removed, or a counter decreased.
 
 use super::clones::{CloneRates, clone_rates};
+use super::moves::{MoveRates, move_rates};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use udm_control::api::{
@@ -84,6 +85,8 @@ pub struct DeviceRates {
     pub snapshot: Option<String>,
     /// The copy of the clone; null if the device is no clone.
     pub clone: Option<CloneRates>,
+    /// The move that is under way.
+    pub moving: Option<MoveRates>,
     /// Its limits of requests and bytes per second.
     pub throttle: Option<DeviceThrottle>,
 }
@@ -201,6 +204,10 @@ fn device_rates(was: Option<&DeviceStats>, is: &DeviceStats, seconds: Option<f64
             .clone
             .as_ref()
             .map(|clone| clone_rates(was.and_then(|was| was.clone.as_ref()), clone, seconds)),
+        moving: is
+            .moving
+            .as_ref()
+            .map(|moving| move_rates(was.and_then(|was| was.moving.as_ref()), moving, seconds)),
         throttle: is.device.throttle.clone(),
     }
 }

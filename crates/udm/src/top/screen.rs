@@ -1,6 +1,7 @@
 //! The lines of the screen: the rates in columns.
 
 use super::clones::{clone_style, draw_clone_line};
+use super::moves::{draw_move_line, move_style};
 use super::rates::{AllDeviceRates, DeviceRates, IoRates, LatencyPercentiles};
 use super::text::{
     ScreenLine, TextStyle, align_left, align_right, format_latency_ns, format_short_bytes,
@@ -219,9 +220,10 @@ fn numeric_columns_of_device(device: &DeviceRates) -> NumericColumnValues<'_> {
             let style = if filled >= 80.0 { TextStyle::Warn } else { TextStyle::Plain };
             (format!("{filled:.0}%"), style)
         }
-        (None, 0) => match &device.clone {
-            Some(clone) => (format!("{:.0}%", clone.hydrated_percent.floor()), clone_style(clone)),
-            None => (String::new(), TextStyle::Plain),
+        (None, 0) => match (&device.clone, &device.moving) {
+            (Some(clone), _) => (format!("{:.0}%", clone.hydrated_percent.floor()), clone_style(clone)),
+            (None, Some(one)) => (format!("{:.0}%", one.copied_percent.floor()), move_style(one)),
+            (None, None) => (String::new(), TextStyle::Plain),
         },
         (None, all) if up == all => (paths.0, TextStyle::Good),
         (None, _) => paths,
@@ -262,6 +264,7 @@ fn draw_device_page(device: &DeviceRates, width: usize) -> Vec<ScreenLine> {
         ));
     }
     lines.extend(device.clone.as_ref().map(draw_clone_line));
+    lines.extend(device.moving.as_ref().map(draw_move_line));
     if let Some(throttle) = &device.throttle {
         let limits = format!("limits: {}", format_device_throttle(throttle));
         lines.push(ScreenLine::new(sanitize(&limits), TextStyle::Plain));

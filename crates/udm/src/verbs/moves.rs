@@ -39,6 +39,9 @@ pub struct MoveArgs {
     /// Overwrite a DEVICE that has data
     #[arg(long)]
     force: bool,
+    /// Keep the log of the move there, and not in the state folder: a device as in a table
+    #[arg(long, value_name = "FILE")]
+    log: Option<String>,
     /// Do not copy in the background, and do not switch, until `udm move start`
     #[arg(long, conflicts_with = "wait")]
     pause: bool,
@@ -117,6 +120,7 @@ fn run_move_start(args: &MoveArgs) -> Result<()> {
         destination: to.clone(),
         force: Some(args.force),
         paused: Some(args.pause),
+        log: args.log.clone(),
         folder: current_dir(),
     };
     let client = args.server.client()?;

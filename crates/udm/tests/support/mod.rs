@@ -6,6 +6,7 @@ pub mod guest;
 pub mod listener;
 pub mod maps;
 pub mod mount;
+pub mod moved_disk;
 pub mod nbd;
 pub mod servers;
 pub mod shutdown;

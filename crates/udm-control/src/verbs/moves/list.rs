@@ -37,6 +37,12 @@ pub fn list_moves(registry: &DeviceRegistry) -> Vec<api::MoveDescription> {
     all
 }
 
+/// The moves of this server that are under way.
+pub(crate) fn list_running_moves(registry: &DeviceRegistry) -> Vec<api::MoveDescription> {
+    let jobs = registry.moves.all().into_iter();
+    jobs.filter(|job| !job.facts().state.is_over()).map(|job| describe_job(&job)).collect()
+}
+
 /// The last move of a device.
 ///
 /// # Errors
@@ -75,6 +81,10 @@ pub(super) fn describe_job(job: &Arc<MoveJob>) -> api::MoveDescription {
         copied_bytes: copied,
         bytes_per_second: rate,
         seconds_left: rate.filter(|rate| *rate > 0).map(|rate| (size - copied).div_ceil(rate)),
+        unlogged_bytes: mirror.as_ref().and_then(|report| {
+            let dirty = report.log.as_ref().filter(|_| facts.record.log.is_some())?.dirty;
+            Some(Sectors((dirty * report.region.0).min(report.len.0)).bytes())
+        }),
         error: facts.error.clone(),
         old_places: facts.record.old.iter().map(|old| old.word.clone()).collect(),
     }

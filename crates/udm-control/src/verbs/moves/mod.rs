@@ -14,13 +14,14 @@
 //! because the disk lives if the new place fails.
 //!
 //! * `start`, `stop`, `list`: the verbs. `job`: a move of this server. `step`: what a job does
-//!   next.
+//!   next. `continuation`: moves of earlier servers.
 //! * `places`: where a disk is: the devices of tables, compared with the records of moves.
 //!
 //! A server that starts serves a disk from the place that the record names, whatever table of one
-//! linear line its configuration has, and continues a move that was not done. Other tables over an
-//! old place are refused.
+//! linear line its configuration has, and continues a move that was not done, with what its log
+//! says. Other tables over an old place are refused.
 
+mod continuation;
 mod job;
 mod list;
 mod places;
@@ -28,11 +29,12 @@ mod start;
 mod step;
 mod stop;
 
+pub(crate) use continuation::{continue_move, load_first_table};
 pub(crate) use job::MoveJobs;
 pub use job::{MoveJob, MovePoll};
+pub(crate) use list::list_running_moves;
 pub use list::{describe_move_by_name, list_moves};
 pub(crate) use places::{check_old_places, redirect_to_current_place};
-pub(crate) use start::continue_move;
 pub use start::start_move;
 pub use step::{poll_move, run_move_step};
 pub use stop::{forget_old_place, pause_move, stop_move};

@@ -2,17 +2,21 @@
 
 use super::move_error;
 use crate::error::VerbError;
-use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
+use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice, TableResolver};
 use crate::state_folder::StableDiskId;
-use crate::state_folder::moves::{DiskPlace, MoveRecord, PlaceMatch};
+use crate::state_folder::moves::{DiskPiece, DiskPlace, MoveRecord, PlaceMatch};
+use crate::verbs::tables::parse_table_or_device_word;
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EIO};
 use udm_core::{Sector, Sectors};
 use udm_dm::target::DeviceRange;
-use udm_dm::{ResolvedDevice, Table};
+use udm_dm::{DeviceNameResolver as _, ResolvedDevice, Table};
 use udm_wire::table::TableLine;
 use udm_wire::uri::{self, DeviceUri};
 use udm_wire::words::escape_table_word;
+
+/// Maximum number of pieces of a place: a record has at most 256 KiB.
+const PIECES_MAX: usize = 256;
 
 /// The place of a range of `device`; `None` if the device ends with the server. May block.
 pub(super) fn place_of(
@@ -21,7 +25,22 @@ pub(super) fn place_of(
     start: Sector,
 ) -> Option<DiskPlace> {
     let disk = registry.disk_id(device)?;
-    Some(DiskPlace { word: registry.uri_of(device.number), disk, start: start.0 })
+    let mut beneath = Vec::new();
+    add_pieces(registry, device, &mut beneath);
+    Some(DiskPlace { word: registry.uri_of(device.number), disk, start: start.0, beneath })
+}
+
+/// Adds what the live table of a mapped device uses, and the tables below it.
+fn add_pieces(registry: &DeviceRegistry, device: &ResolvedDevice, pieces: &mut Vec<DiskPiece>) {
+    if device.device.stacked().is_none() || pieces.len() >= PIECES_MAX {
+        return;
+    }
+    let live = registry.find(&device.number.to_string()).ok().and_then(|mapped| mapped.device.live());
+    for range in live.iter().flat_map(|table| ranges_of(table)) {
+        let disk = registry.disk_id(&range.device);
+        pieces.extend(disk.map(|disk| DiskPiece { disk, start: range.start.0, sectors: range.len.0 }));
+        add_pieces(registry, &range.device, pieces);
+    }
 }
 
 /// The disk, first sector and length of a line of one linear target. The device need not exist.
@@ -40,6 +59,33 @@ fn linear_place(
         uri => uri,
     };
     Some((StableDiskId::of_named_uri(&uri)?, start.parse().ok()?, *len))
+}
+
+/// The place and length of a table that is one linear line, or of a device that stands for one. The
+/// device is opened. May block.
+pub(super) fn place_of_table(
+    registry: &DeviceRegistry,
+    mapped: &Arc<RegisteredDevice>,
+    name: &str,
+    table: &str,
+    folder: &BaseDir,
+) -> Option<(DiskPlace, Sectors)> {
+    // As it will be loaded: an old place leads to the current one.
+    let lines = parse_table_or_device_word(name, table).ok()?;
+    let moved = redirect_to_current_place(registry, name, &lines, folder).ok()?;
+    let lines = match &moved {
+        Some(table) => parse_table_or_device_word(name, table).ok()?,
+        None => lines,
+    };
+    let [TableLine { start: 0, len, kind, args, .. }] = lines.as_slice() else { return None };
+    let ([word, start], "linear") = (args.as_slice(), kind.as_str()) else { return None };
+    let start = Sector(start.parse().ok()?);
+    let device = TableResolver::new(registry, folder).of(mapped).get(word).ok()?;
+    let len = match *len {
+        0 => Sectors(device.device.limits().size.0.checked_sub(start.0)?),
+        len => Sectors(len),
+    };
+    Some((place_of(registry, &device, start)?, len))
 }
 
 fn records(registry: &DeviceRegistry, name: &str) -> Result<Vec<MoveRecord>, VerbError> {
@@ -106,22 +152,17 @@ pub(super) fn other_user(
         tables.iter().flatten().any(|table| {
             ranges_of(table).any(|range| {
                 let disk = registry.disk_id_cached(range.device.number);
-                disk.is_some_and(|disk| overlaps(place, len.0, &disk, &range))
+                disk.is_some_and(|disk| place.overlaps(len.0, &disk, range.start.0, range.len.0))
             })
         })
     };
-    others.into_iter().find(uses).map(|other| other.device.name())
+    // The device of the place uses what is below it.
+    let is_part = |other: &Arc<RegisteredDevice>| place.is_part(&StableDiskId::mapped(&other.device.name()));
+    others.into_iter().filter(|other| !is_part(other)).find(uses).map(|other| other.device.name())
 }
 
 fn ranges_of(table: &Table) -> impl Iterator<Item = DeviceRange> {
     table.targets().iter().flat_map(|entry| entry.target.devices())
-}
-
-/// True if a range of `disk` has sectors of `place`, which has `len` sectors.
-fn overlaps(place: &DiskPlace, len: u64, disk: &StableDiskId, range: &DeviceRange) -> bool {
-    place.compare(disk) == PlaceMatch::Same
-        && range.start.0 < place.start + len
-        && place.start < range.start.0 + range.len.0
 }
 
 /// Refuses a table over a place that a disk has left, or over one to which a disk is being moved;
@@ -140,11 +181,17 @@ pub(crate) fn check_old_places(
     if records.is_empty() {
         return Ok(());
     }
-    let is_mirror = table.targets().iter().any(|entry| entry.target.as_mirror().is_some());
+    // A device below a place is a part of it, whatever its table.
+    let own = StableDiskId::mapped(name);
+    let mirrors = || table.targets().iter().filter_map(|entry| entry.target.as_mirror());
+    let is_mirror = mirrors().next().is_some();
+    let is_logged = mirrors().any(|mirror| mirror.report().log.is_some());
     for range in ranges_of(table) {
         let Some(disk) = registry.disk_id_cached(range.device.number) else { continue };
         for record in &records {
-            let overlaps = |place: &&DiskPlace| overlaps(place, record.sectors, &disk, &range);
+            let overlaps = |place: &&DiskPlace| {
+                place.overlaps(record.sectors, &disk, range.start.0, range.len.0) && !place.is_part(&own)
+            };
             let (is, moved) = (&record.current.word, &record.name);
             let refuse = |why: String| Err(move_error(name, EBUSY, why));
             match record.destination.as_ref().filter(overlaps) {
@@ -162,6 +209,9 @@ pub(crate) fn check_old_places(
                     "{was} has old data: {moved} was moved from there to {is}; if the old data is wanted, \"udm move forget {was}\""
                 ));
             }
+            if !is_logged && record.log.is_some() && overlaps(&&record.current) {
+                forget_log(registry, name, record)?;
+            }
             let is_moving = registry.moves.all().iter().any(|job| {
                 let facts = job.facts();
                 facts.record.id == record.id && !facts.state.is_over() && !job.is_of(mapped)
@@ -172,4 +222,13 @@ pub(crate) fn check_old_places(
         }
     }
     Ok(())
+}
+
+/// The table of a device writes to the place of a disk without the mirror of its move: nobody may
+/// continue from the log.
+fn forget_log(registry: &DeviceRegistry, name: &str, record: &MoveRecord) -> Result<(), VerbError> {
+    let Some(folder) = registry.state_folder() else { return Ok(()) };
+    let without = MoveRecord { log: None, ..record.clone() };
+    let failed = |error| move_error(name, EIO, format!("the record of a move cannot be written: {error}"));
+    folder.put_move(&without).map(drop).map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! The begin of a move, and its continuation by the next server.
+//! The begin of a move.
 
 use super::job::{MoveJob, MoveState};
 use super::list::describe_job;
@@ -12,21 +12,26 @@ use crate::state_folder::moves::{DiskPlace, MoveRecord, PlaceMatch};
 use crate::verbs::clone::files::NewCloneFiles;
 use crate::verbs::reload::reload_live_table;
 use crate::verbs::{CancelToken, block_on_verb};
+use std::io;
 use std::sync::Arc;
 use udm_core::errno::{EBUSY, EINVAL, EIO, ENOSPC, EOPNOTSUPP};
 use udm_core::{Device, SECTOR_SIZE, Sector, Sectors};
 use udm_dm::{EventKind, ResolvedDevice};
+use udm_wire::mirror_log::MirrorLogLayout;
 use udm_wire::words::escape_table_word;
 
 /// The least region size in bytes, and the maximum number of regions.
 const REGION_BYTES: u64 = 64 << 10;
 const REGIONS_MAX: u64 = 1 << 31;
 
+/// The least region size of a mirror, in sectors.
+const REGION_MIN: u64 = 8;
+
 /// The disk below a device that can be moved.
-struct MovableDisk {
-    device: ResolvedDevice,
-    start: Sector,
-    len: Sectors,
+pub(super) struct MovableDisk {
+    pub device: ResolvedDevice,
+    pub start: Sector,
+    pub len: Sectors,
     logical_block: u32,
 }
 
@@ -61,16 +66,21 @@ pub fn start_move(
         move_error(name, EOPNOTSUPP, "its content ends with the server: no record can say where it is")
     })?;
     if let Some(other) = other_user(registry, &mapped, &current, disk.len) {
-        let why = format!("{other} uses {} too, and would stay there: remove it first", current.word);
+        let why = format!(
+            "{other} uses {} too, or a disk below it, and would stay there: remove it first",
+            current.word
+        );
         return Err(move_error(name, EBUSY, why));
     }
     let record = record_of(state_folder, name, &current, disk.len)?;
     let mut files = NewCloneFiles { registry, name, folder, cancel_token, made: Vec::new() };
     let destination = prepare_destination(&mut files, request, &disk, &record)?;
+    let log = Some(make_log(&mut files, state_folder, request, &disk, &record)?);
     let moving = MoveRecord {
         name: mapped.device.name(),
         destination: Some(destination),
         sectors: disk.len.0,
+        log,
         ..record.clone()
     };
     let moving = put(state_folder, name, &moving)?;
@@ -87,37 +97,8 @@ pub fn start_move(
     Ok(describe_job(&job))
 }
 
-/// Continues the move of a device that was just created, if an earlier server did not end it.
-pub(crate) fn continue_move(registry: &DeviceRegistry, mapped: &Arc<RegisteredDevice>) {
-    let Some(folder) = registry.state_folder() else { return };
-    let name = mapped.device.name();
-    // Whoever could not read the records has refused the table.
-    let Ok(records) = folder.moves() else { return };
-    if !records.iter().any(|record| record.destination.is_some()) {
-        return;
-    }
-    let Ok(disk) = movable_disk(&name, mapped) else { return };
-    let Some(place) = place_of(registry, &disk.device, disk.start) else { return };
-    let is_it = |record: &&MoveRecord| {
-        record.destination.is_some() && record.current.is(&place) && record.sectors == disk.len.0
-    };
-    let Some(record) = records.iter().find(is_it) else { return };
-    let to = record.destination.as_ref().map(|place| place.word.clone()).unwrap_or_default();
-    if folder.is_moved_elsewhere(record) {
-        tracing::warn!("{name}: another server moves it to {to}");
-        return;
-    }
-    match folder.put_move(&MoveRecord { name: name.clone(), ..record.clone() }) {
-        Ok(record) => {
-            tracing::info!("{name}: its move to {to} begins again");
-            registry.moves.add(&MoveJob::new(mapped, record, MoveState::Waiting));
-        }
-        Err(error) => tracing::warn!("{name}: its move to {to} does not continue: {error}"),
-    }
-}
-
 /// The disk below a device whose live table is one linear line.
-fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result<MovableDisk, VerbError> {
+pub(super) fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result<MovableDisk, VerbError> {
     let refuse = |why: String| Err(move_error(name, EINVAL, why));
     let Some(table) = mapped.device.live() else {
         return refuse("it has no table".into());
@@ -126,8 +107,10 @@ fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result<MovableDis
         return refuse("its table was loaded read-only: load it for writing first".into());
     }
     let [entry] = table.targets() else {
-        let why = "its table has several lines, and a move needs one linear line: at the next start, put the lines into a device of their own below it";
-        return refuse(why.into());
+        return refuse(format!(
+            "its table has several lines, and a move needs one linear line: {}",
+            way_of_replaceable_table(name, table.limits().size)
+        ));
     };
     let kind = entry.target.type_name();
     let below = entry.target.data_path().into_linear().filter(|_| kind == "linear");
@@ -141,10 +124,21 @@ fn movable_disk(name: &str, mapped: &Arc<RegisteredDevice>) -> Result<MovableDis
         }
         (None, "snapshot") => refuse("it is a snapshot, which belongs to its origin: merge it first".into()),
         (None, "clone") => refuse("it is a clone: finish it first (\"udm clone finish\")".into()),
+        (None, kind) if table.immutable_type().is_some() => refuse(format!(
+            "its table is {kind}, which no other table replaces while it is live: at the next start, put it into a device of its own, and a linear line over that"
+        )),
         (None, kind) => refuse(format!(
-            "its table is {kind}, and a move needs one linear line: at the next start, put this table into a device of its own below it"
+            "its table is {kind}, and a move needs one linear line: {}",
+            way_of_replaceable_table(name, table.limits().size)
         )),
     }
+}
+
+/// The commands that put a table into a device of its own, while clients use it.
+fn way_of_replaceable_table(name: &str, len: Sectors) -> String {
+    format!(
+        "put it into a device of its own (udm create {name}-old --table \"$(udm table {name})\"), and a linear line over that (udm load {name} --table \"0 {len} linear @{name}-old 0\"; udm resume {name})"
+    )
 }
 
 /// The record of the disk, or a new one.
@@ -160,7 +154,7 @@ fn record_of(
         Some(record) if folder.is_moved_elsewhere(&record) && record.destination.is_some() => {
             Err(move_error(name, EBUSY, "another server moves it"))
         }
-        Some(record) => Ok(MoveRecord { destination: None, ..record }),
+        Some(record) => Ok(MoveRecord { destination: None, log: None, ..record }),
         None => Ok(MoveRecord::new(name, len.0, current.clone())),
     }
 }
@@ -225,13 +219,67 @@ pub(super) fn load_mirror(
     record: &MoveRecord,
     cancel_token: &CancelToken,
 ) -> Result<(), VerbError> {
-    let len = Sectors(record.sectors);
-    let least = (REGION_BYTES / SECTOR_SIZE).max(len.0.div_ceil(REGIONS_MAX).next_power_of_two());
-    let leg = |place: &DiskPlace| format!("{} {}", escape_table_word(&place.word), place.start);
-    let legs: Vec<String> =
-        [Some(&record.current), record.destination.as_ref()].into_iter().flatten().map(leg).collect();
-    let table = format!("0 {len} mirror core 1 {least} 2 {} 1 handle_errors", legs.join(" "));
+    let table = mirror_table(record);
     let folder = BaseDir::none();
     let reload = reload_live_table(registry, mapped, name, &table, &folder, cancel_token);
     block_on_verb(reload).map(drop).map_err(|error| error.at(None))
+}
+
+/// The size of the regions of a disk.
+fn region_of(len: Sectors) -> Sectors {
+    let least = (REGION_BYTES / SECTOR_SIZE).max(len.0.div_ceil(REGIONS_MAX).next_power_of_two());
+    // As the kernel, a mirror has no region that is longer than itself.
+    let most = len.0.checked_ilog2().map_or(REGION_MIN, |shift| (1 << shift).max(REGION_MIN));
+    Sectors(least.min(most))
+}
+
+/// Makes the log of a move. Returns the word for it.
+fn make_log(
+    files: &mut NewCloneFiles<'_>,
+    folder: &StateFolder,
+    request: &api::StartMoveRequest,
+    disk: &MovableDisk,
+    record: &MoveRecord,
+) -> Result<String, VerbError> {
+    let Some(word) = &request.log else {
+        let made = new_log(folder, &MoveRecord { sectors: disk.len.0, ..record.clone() });
+        return made.map_err(|error| {
+            move_error(files.name, EIO, format!("the log of the move cannot be made: {error}"))
+        });
+    };
+    let name = files.name;
+    let uri = files.folder.resolve(word).map_err(|error| move_error(name, error.errno, error.reason))?;
+    if !files.make(&uri, log_size(disk.len))? {
+        // An old log would say what was copied to another place, or at another time.
+        files.check_zeroes(&uri).map_err(|error| match error.error.errno.abs() {
+            udm_core::errno::EEXIST => {
+                let why = format!("the log {uri} has data: remove it, or name another file");
+                move_error(name, udm_core::errno::EEXIST, why)
+            }
+            _ => error,
+        })?;
+    }
+    Ok(uri.to_string())
+}
+
+fn log_size(len: Sectors) -> Sectors {
+    MirrorLogLayout::new(len.0.div_ceil(region_of(len).0)).sectors()
+}
+
+/// Makes a new log in the state folder, which says that nothing is copied. Returns the word for it.
+pub(super) fn new_log(folder: &StateFolder, record: &MoveRecord) -> io::Result<String> {
+    let made = folder.make_move_log(&record.id, log_size(Sectors(record.sectors)).bytes())?;
+    Ok(made.display().to_string())
+}
+
+/// The table of a mirror of both places.
+pub(super) fn mirror_table(record: &MoveRecord) -> String {
+    let len = Sectors(record.sectors);
+    let region = region_of(len);
+    let leg = |place: &DiskPlace| format!("{} {}", escape_table_word(&place.word), place.start);
+    let legs: Vec<String> =
+        [Some(&record.current), record.destination.as_ref()].into_iter().flatten().map(leg).collect();
+    let log = record.log.as_ref().map(|log| format!("disk 2 {}", escape_table_word(log)));
+    let log = log.unwrap_or_else(|| "core 1".into());
+    format!("0 {len} mirror {log} {region} 2 {} 1 handle_errors", legs.join(" "))
 }

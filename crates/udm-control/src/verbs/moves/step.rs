@@ -3,7 +3,7 @@
 use super::job::{MoveJob, MovePoll, MoveState};
 use super::move_error;
 use super::places::linear_table;
-use super::start::{load_mirror, put};
+use super::start::{load_mirror, new_log, put};
 use crate::TableLoadControlIo;
 use crate::error::VerbError;
 use crate::registry::{BaseDir, DeviceRegistry, RegisteredDevice};
@@ -36,6 +36,7 @@ pub fn poll_move(registry: &DeviceRegistry, job: &MoveJob) -> MovePoll {
     }
     drop(facts);
     match job.mirror().map(|(_, report)| report) {
+        Some(report) if has_failed_log(&report) => MovePoll::Step,
         Some(MirrorReport { phase: MirrorPhase::Copying, failure: None, .. }) => {
             job.facts().error = None;
             MovePoll::Wait(STEP)
@@ -43,6 +44,10 @@ pub fn poll_move(registry: &DeviceRegistry, job: &MoveJob) -> MovePoll {
         Some(MirrorReport { phase: MirrorPhase::InSync, .. }) if job.is_paused() => MovePoll::Wait(STEP),
         _ => MovePoll::Step,
     }
+}
+
+fn has_failed_log(report: &MirrorReport) -> bool {
+    report.log.as_ref().is_some_and(|log| log.failure.is_some())
 }
 
 /// Does one step. May block.
@@ -55,6 +60,7 @@ pub fn run_move_step(registry: &DeviceRegistry, job: &MoveJob) -> Result<(), Ver
     let Some(mapped) = job.mapped.upgrade().filter(|_| !job.facts().state.is_over()) else { return Ok(()) };
     let done = match job.mirror() {
         None => without_mirror(registry, job, &mapped, &name),
+        Some((table, report)) if has_failed_log(&report) => give_up_log(registry, job, &name, &table),
         Some((table, report)) => match (report.phase, report.failure) {
             (MirrorPhase::InSync | MirrorPhase::Switching, _) => {
                 switch(registry, job, &mapped, &name, (&table, &report))
@@ -82,6 +88,7 @@ fn without_mirror(
     };
     match state {
         MoveState::Waiting => {
+            let record = with_log(registry, job, name, record);
             load_mirror(registry, mapped, name, &record, &CancelToken::default())?;
             begin_copies(job);
             Ok(())
@@ -93,6 +100,38 @@ fn without_mirror(
             Ok(())
         }
         _ => end(registry, job, mapped, (MoveState::Failed, "its table was replaced by another one".into())),
+    }
+}
+
+/// The log cannot be written, and writes wait for it. The record forgets the log first: the next
+/// server copies all again. Then writes need it no more.
+fn give_up_log(registry: &DeviceRegistry, job: &MoveJob, name: &str, table: &Table) -> Result<(), VerbError> {
+    let folder = registry.state_folder().ok_or_else(|| VerbError::missing(name))?;
+    let record = MoveRecord { log: None, ..job.facts().record.clone() };
+    let log = job.facts().record.log.clone().unwrap_or_default();
+    let record = put(folder, name, &record)?;
+    job.facts().record = record;
+    let mirrors = table.targets().iter().filter_map(|entry| entry.target.as_mirror());
+    mirrors.for_each(|mirror| mirror.abandon_log());
+    tracing::warn!("{name}: the log {log} of its move failed: if the server ends, all is copied again");
+    Ok(())
+}
+
+/// The record of a mirror that is about to begin. Without a log it gets a new one, which says that
+/// nothing is copied; without space for it, the move does without.
+fn with_log(registry: &DeviceRegistry, job: &MoveJob, name: &str, record: MoveRecord) -> MoveRecord {
+    let Some(folder) = registry.state_folder().filter(|_| record.log.is_none()) else { return record };
+    let made = new_log(folder, &record)
+        .and_then(|log| folder.put_move(&MoveRecord { log: Some(log), ..record.clone() }));
+    match made {
+        Ok(made) => {
+            job.facts().record = made.clone();
+            made
+        }
+        Err(error) => {
+            tracing::warn!("{name}: no log of its move: {error}");
+            record
+        }
     }
 }
 
@@ -133,13 +172,15 @@ fn handle_failure(
         let mut facts = job.facts();
         (facts.state, facts.error) = (MoveState::Waiting, Some(text.clone()));
     }
-    // A new mirror copies all again, so it is loaded only when the device answers.
+    // Without a log, a new mirror copies all again, so it is loaded only when the device answers.
     let io = TableLoadControlIo::new(registry.cores());
     let probe = control_io::read_sectors(&io, &report.destination.device.device, Sector(0), Sectors(8));
     probe.map_err(|error| move_error(name, error.errno, format!("{text}; {}", error.text)))?;
     let record = job.facts().record.clone();
+    let again = if record.log.is_some() { "continues" } else { "begins again" };
+    let record = with_log(registry, job, name, record);
     load_mirror(registry, mapped, name, &record, &CancelToken::default())?;
-    tracing::info!("{name}: its move to {} begins again", job.facts().to);
+    tracing::info!("{name}: its move to {} {again}", job.facts().to);
     begin_copies(job);
     Ok(())
 }
@@ -148,7 +189,8 @@ fn failure_text(job: &MoveJob, failure: &MirrorFailure) -> String {
     let facts = job.facts();
     let at = failure.sector.map(|sector| format!(" near sector {sector}")).unwrap_or_default();
     let (device, what) = match (failure.of_destination, failure.sector) {
-        (false, _) => (&facts.from, "read"),
+        (false, Some(_)) => (&facts.from, "read"),
+        (false, None) => (&facts.from, "write"),
         (true, _) => (&facts.to, "write"),
     };
     format!("{device}: a {what} failed{at}: {}", failure.status.text())
@@ -251,7 +293,7 @@ pub(super) fn end(
 ) -> Result<(), VerbError> {
     let name = job.name();
     let folder = registry.state_folder().ok_or_else(|| VerbError::missing(&name))?;
-    let record = MoveRecord { destination: None, ..job.facts().record.clone() };
+    let record = MoveRecord { destination: None, log: None, ..job.facts().record.clone() };
     let record = put(folder, &name, &record)?;
     let mut facts = job.facts();
     (facts.record, facts.state) = (record, state);

@@ -4,42 +4,25 @@
 //! and then to the destination, as one request. The table splits reads and writes at the borders of
 //! regions.
 
-use super::state::MirrorState;
-use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine, SOURCE};
+use super::log::writer::LogWriter;
+use super::state::{LOG, MirrorState};
+use super::steps::MirrorStep;
+use crate::clone::engine::{CopyMemory, HydrationEngine, SOURCE};
 use crate::clone::regions::RegionClaim;
-use crate::clone::state::{CloneState, CopyFailure, LaneActivity};
+use crate::clone::state::{CloneState, LaneActivity};
 use crate::snapshot::redirected_bios::RedirectedBios;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use udm_core::{
-    Batch, Bio, BioOwnerId, Buf, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Segments, Status,
+    Batch, Bio, BioOwnerId, Cx, DeviceControlError, DrainMode, Lane, Op, OwnWork, Status,
     WaitQueueSubscription, WakeEpoch,
 };
 use udm_dm::child_lanes::ChildLanes;
 
 /// Maximum rounds per poll in which a lane polls again for requests that it just sent.
 const ROUNDS_MAX: usize = 8;
-
-/// Where a tracked request is, and what follows.
-#[derive(Clone, Copy)]
-enum MirrorStep {
-    /// On the source; the destination is next.
-    Source,
-    /// On the destination.
-    Destination,
-    /// On the destination as a write of zeroes, because it has no request for them.
-    ZeroFill,
-    /// A write of a whole region that is not copied and is claimed: on the source.
-    OverwriteSource { region: u64 },
-    /// The same on the destination.
-    OverwriteDestination { region: u64 },
-    /// A write with the claims of those of its regions that are not copied: on the source.
-    ClaimedSource,
-    /// The same on the destination.
-    ClaimedDestination,
-}
 
 /// A write that waits for the copies of its regions.
 struct WaitingWrite {
@@ -50,11 +33,11 @@ struct WaitingWrite {
 
 /// The lane of a mirror.
 pub(super) struct MirrorLane {
-    state: Arc<MirrorState>,
-    engine: HydrationEngine,
+    pub(super) state: Arc<MirrorState>,
+    pub(super) engine: HydrationEngine,
     children: ChildLanes,
     owner: BioOwnerId,
-    tracked: RedirectedBios<MirrorStep>,
+    pub(super) tracked: RedirectedBios<MirrorStep>,
     subscription: WaitQueueSubscription,
     seen: WakeEpoch,
     waiting: VecDeque<WaitingWrite>,
@@ -63,10 +46,17 @@ pub(super) struct MirrorLane {
     /// Client requests in this lane, and the number that the task sees.
     clients: usize,
     activity: LaneActivity,
+    /// The writer of the log, and the owner of its requests.
+    pub(super) writer: Option<LogWriter>,
+    pub(super) log_owner: BioOwnerId,
+    /// The regions of writes that wait for the log.
+    log_wants: Vec<u64>,
+    /// Writes that fail because the log has failed.
+    refused: Batch,
     /// Locks were released, so others must be woken.
-    wake_due: bool,
+    pub(super) wake_due: bool,
     /// Something has happened in this lane since the waiting requests were examined.
-    progress: bool,
+    pub(super) progress: bool,
     /// The program ends.
     ending: bool,
 }
@@ -90,6 +80,10 @@ impl MirrorLane {
             again: Vec::new(),
             clients: 0,
             activity: state.copies.add_lane(),
+            writer: state.log.as_ref().map(LogWriter::new),
+            log_owner: cx.new_owner(),
+            log_wants: Vec::new(),
+            refused: Vec::new(),
             wake_due: false,
             progress: false,
             ending: false,
@@ -97,7 +91,7 @@ impl MirrorLane {
         })
     }
 
-    fn copies(&self) -> &CloneState {
+    pub(super) fn copies(&self) -> &CloneState {
         &self.state.copies
     }
 
@@ -116,21 +110,14 @@ impl MirrorLane {
         batch.iter().all(|bio| bio.op == Op::Read)
     }
 
-    fn send(&mut self, mut bio: Box<Bio>, step: MirrorStep) {
-        let child = match step {
-            MirrorStep::Source | MirrorStep::OverwriteSource { .. } | MirrorStep::ClaimedSource => SOURCE,
-            MirrorStep::Destination
-            | MirrorStep::ZeroFill
-            | MirrorStep::OverwriteDestination { .. }
-            | MirrorStep::ClaimedDestination => DESTINATION,
-        };
+    pub(super) fn send(&mut self, mut bio: Box<Bio>, step: MirrorStep) {
         let sector = bio.sector;
         self.tracked.put(&mut bio, sector, step);
-        self.children.push(child, bio);
+        self.children.push(step.device(), bio);
     }
 
     /// The regions that a write touches.
-    fn regions_of(&self, bio: &Bio) -> Range<u64> {
+    pub(super) fn regions_of(&self, bio: &Bio) -> Range<u64> {
         let map = &self.copies().map;
         map.region_of(bio.sector.0)..map.region_of(bio.end().0 - 1) + 1
     }
@@ -139,7 +126,7 @@ impl MirrorLane {
     fn take(&mut self, bio: Box<Bio>, alone: bool) {
         match bio.op {
             Op::Read => self.children.push(SOURCE, bio),
-            _ if self.state.is_degraded() => self.children.push(SOURCE, bio),
+            _ if self.state.is_degraded() => self.write_to_source(bio, alone),
             Op::Flush => self.send(bio, MirrorStep::Source),
             // What a discard leaves is not defined, so it needs no copy.
             Op::Discard => self.send_locked(bio, MirrorStep::Source),
@@ -174,24 +161,88 @@ impl MirrorLane {
 
     /// Sends a write of a whole region, which the caller has claimed.
     fn overwrite(&mut self, bio: Box<Bio>, region: u64) {
-        if self.state.locks.lock(&bio) {
+        if self.lock(&bio) {
             return self.send(bio, MirrorStep::OverwriteSource { region });
         }
-        // A discard is under way, which needs no claim.
+        // A discard is under way, which needs no claim, or the log is not dirty there.
         self.engine.end_claim(region, false);
-        self.waiting.push_back(WaitingWrite { bio, alone: false });
+        self.wait(bio, false);
     }
 
     /// Sends a request with the locks of its blocks, or lets it wait for them.
     fn send_locked(&mut self, bio: Box<Bio>, step: MirrorStep) {
-        match self.state.locks.lock(&bio) {
+        match self.lock(&bio) {
             true => self.send(bio, step),
-            false => self.waiting.push_back(WaitingWrite { bio, alone: false }),
+            false => self.wait(bio, false),
         }
     }
 
+    /// Sends a request to the source alone, because the destination has failed. The log must say
+    /// so, for a mirror that continues from it.
+    fn write_to_source(&mut self, bio: Box<Bio>, alone: bool) {
+        match bio.op == Op::Flush || self.is_permitted(&bio) {
+            true => self.children.push(SOURCE, bio),
+            false => self.wait(bio, alone),
+        }
+    }
+
+    /// True if the log permits a write. Otherwise the log is written in this turn.
+    fn is_permitted(&mut self, bio: &Bio) -> bool {
+        let is_permitted = self.state.is_permitted(self.regions_of(bio));
+        if !is_permitted {
+            self.log_wants.extend(self.regions_of(bio));
+        }
+        is_permitted
+    }
+
+    /// Locks the blocks of a request, if the log permits its write. Otherwise nothing is locked.
+    fn lock(&mut self, bio: &Bio) -> bool {
+        // First without the lock: an unlock wakes those who wait, as this request may do.
+        if !self.is_permitted(bio) || !self.state.locks.lock(bio) {
+            return false;
+        }
+        // Again, because the task reads the locks after it has changed the flags.
+        let is_permitted = self.is_permitted(bio);
+        if !is_permitted {
+            self.unlock(bio);
+        }
+        is_permitted
+    }
+
+    /// Queues a request until something has happened.
+    fn wait(&mut self, mut bio: Box<Bio>, alone: bool) {
+        if self.state.fails_without_log() {
+            bio.status = Status::IoErr;
+            return self.refused.push(bio);
+        }
+        self.waiting.push_back(WaitingWrite { bio, alone });
+    }
+
+    /// Sends the requests of the writer of the log.
+    fn write_log(&mut self) {
+        let Some(writer) = &mut self.writer else { return };
+        if !self.log_wants.is_empty() {
+            writer.begin_dirty(self.log_wants.drain(..));
+        }
+        for mut bio in writer.take_requests() {
+            bio.owner = self.log_owner;
+            bio.start();
+            self.children.push(LOG, bio);
+        }
+    }
+
+    /// True for a request of the engine, or of the writer of the log.
+    pub(super) fn is_own(&self, bio: &Bio) -> bool {
+        bio.owner == self.owner || bio.owner == self.log_owner
+    }
+
+    /// True if the writer of the log has requests in flight.
+    fn writes_log(&self) -> bool {
+        self.writer.as_ref().is_some_and(|writer| !writer.is_idle())
+    }
+
     /// Ends the locks of a request that is done.
-    fn unlock(&mut self, bio: &Bio) {
+    pub(super) fn unlock(&mut self, bio: &Bio) {
         if bio.op != Op::Flush {
             self.state.locks.unlock(bio);
             self.wake_due = true;
@@ -202,8 +253,8 @@ impl MirrorLane {
     /// regions, so that no copy reads them meanwhile. Regions that are copied get it on the
     /// destination too.
     fn write_alone(&mut self, bio: Box<Bio>) {
-        if !self.state.locks.lock(&bio) {
-            return self.waiting.push_back(WaitingWrite { bio, alone: true });
+        if !self.lock(&bio) {
+            return self.wait(bio, true);
         }
         let regions = self.regions_of(&bio);
         for region in regions.clone() {
@@ -221,7 +272,7 @@ impl MirrorLane {
     }
 
     /// Ends the claims of a request that has claimed those of `regions` that are not copied.
-    fn release_claims(&mut self, regions: Range<u64>) {
+    pub(super) fn release_claims(&mut self, regions: Range<u64>) {
         for region in regions {
             if !self.copies().map.is_hydrated(region) {
                 self.engine.end_claim(region, false);
@@ -231,7 +282,8 @@ impl MirrorLane {
 
     /// True if a suspend or the end of the program must wait for copies.
     fn waits_for_end(&self) -> bool {
-        (self.ending || self.copies().is_suspending()) && self.copies().has_unfinished_work()
+        (self.ending || self.copies().is_suspending())
+            && (self.copies().has_unfinished_work() || self.state.is_log_busy())
     }
 
     /// Lets the writes that wait for failed copies of this lane go to the source alone.
@@ -266,9 +318,10 @@ impl MirrorLane {
             bio.start();
             self.children.push(child, bio);
         }
+        self.write_log();
         self.wake_waiters();
         let sent = self.children.send(cx);
-        if sent || self.progress {
+        if sent || self.progress || !self.refused.is_empty() {
             cx.wake_now();
         }
         if !self.waiting.is_empty() || self.waits_for_end() {
@@ -285,92 +338,6 @@ impl MirrorLane {
         }
     }
 
-    /// Takes the requests of the engine, and the next steps of tracked requests.
-    fn came_back(&mut self, done: &mut Batch, from: usize) -> bool {
-        let mut at = from;
-        let mut any = false;
-        while at < done.len() {
-            if done[at].owner == self.owner {
-                let mut bio = done.swap_remove(at);
-                bio.finish();
-                self.engine.complete(bio);
-                any = true;
-                continue;
-            }
-            let Some(step) = self.tracked.take(&mut done[at]) else {
-                at += 1;
-                continue;
-            };
-            any = true;
-            match self.next_step(&mut done[at], step) {
-                Some(next) => {
-                    let mut bio = done.swap_remove(at);
-                    bio.status = Status::Ok;
-                    self.send(bio, next);
-                }
-                None => {
-                    self.unlock(&done[at]);
-                    at += 1;
-                }
-            }
-        }
-        self.progress |= any;
-        any
-    }
-
-    /// The step after `step`; `None` if the request is done.
-    fn next_step(&mut self, bio: &mut Bio, step: MirrorStep) -> Option<MirrorStep> {
-        let is_ok = bio.status.is_ok();
-        let goes_on = is_ok && !self.state.is_degraded();
-        match step {
-            MirrorStep::Source => return goes_on.then_some(MirrorStep::Destination),
-            MirrorStep::OverwriteSource { region } if goes_on => {
-                return Some(MirrorStep::OverwriteDestination { region });
-            }
-            MirrorStep::OverwriteSource { region } => self.engine.end_claim(region, false),
-            MirrorStep::OverwriteDestination { region } => {
-                self.engine.end_claim(region, is_ok);
-                if !is_ok {
-                    // The region is not copied, so the source alone has to have it.
-                    let failure = CopyFailure { device: DESTINATION, status: bio.status, region };
-                    self.copies().set_copy_failure(failure);
-                    bio.status = Status::Ok;
-                }
-            }
-            MirrorStep::ClaimedSource => {
-                let regions = self.regions_of(bio);
-                if goes_on && regions.clone().any(|region| self.copies().map.is_hydrated(region)) {
-                    return Some(MirrorStep::ClaimedDestination);
-                }
-                self.release_claims(regions);
-            }
-            MirrorStep::ClaimedDestination => {
-                self.end_on_destination(bio);
-                self.release_claims(self.regions_of(bio));
-            }
-            MirrorStep::Destination if bio.status == Status::NotSupp && bio.op == Op::Discard => {
-                bio.status = Status::Ok;
-            }
-            MirrorStep::Destination if bio.status == Status::NotSupp && bio.op == Op::WriteZeroes => {
-                bio.op = Op::Write;
-                bio.data = Buf::zeroed(bio.sectors.bytes() as usize).into();
-                return Some(MirrorStep::ZeroFill);
-            }
-            MirrorStep::Destination => self.end_on_destination(bio),
-            MirrorStep::ZeroFill => {
-                (bio.op, bio.data) = (Op::WriteZeroes, Segments::default());
-                self.end_on_destination(bio);
-            }
-        }
-        None
-    }
-
-    fn end_on_destination(&self, bio: &mut Bio) {
-        if !bio.status.is_ok() && self.state.fail_destination(bio.status) {
-            bio.status = Status::Ok;
-        }
-    }
-
     #[inline(never)]
     fn poll_all(&mut self, done: &mut Batch, cx: &mut Cx<'_>) {
         for (child, bio) in self.again.drain(..) {
@@ -382,7 +349,9 @@ impl MirrorLane {
             while self.children.poll_next(&mut round, done, cx).is_some() {}
             self.children.poll_idle(&round, done, cx);
             let any = self.came_back(done, start);
-            if !(self.finish_turn(cx) && any) {
+            let sent = self.finish_turn(cx);
+            done.append(&mut self.refused);
+            if !(sent && any) {
                 break;
             }
         }
@@ -391,7 +360,12 @@ impl MirrorLane {
     /// True if nothing but requests without a record is in this lane.
     #[inline(always)]
     fn is_calm(&self) -> bool {
-        self.engine.is_idle() && self.tracked.is_empty() && self.waiting.is_empty() && !self.waits_for_end()
+        self.engine.is_idle()
+            && self.tracked.is_empty()
+            && self.waiting.is_empty()
+            && !self.waits_for_end()
+            && !self.writes_log()
+            && self.refused.is_empty()
     }
 }
 
@@ -423,13 +397,14 @@ impl Lane for MirrorLane {
         self.ending |= how == DrainMode::End;
         // As in a clone, the engine's own requests complete first. In a switch, the next table
         // reads the destination: a write that a client has read from the source must be there.
-        let must_complete =
-            self.engine.has_requests() || self.state.is_switching() && !self.tracked.is_empty();
+        let must_complete = self.engine.has_requests()
+            || self.writes_log()
+            || self.state.is_switching() && !self.tracked.is_empty();
         if how != DrainMode::NoFlush || !must_complete {
             for child in 0..self.children.len() {
                 let mut at = self.children.drain(child, how, back, cx);
                 while at < back.len() {
-                    if back[at].owner == self.owner {
+                    if self.is_own(&back[at]) {
                         self.again.push((child, back.swap_remove(at)));
                         continue;
                     }
@@ -443,29 +418,13 @@ impl Lane for MirrorLane {
         }
         if how == DrainMode::NoFlush {
             back.extend(self.waiting.drain(..).map(|waiting| waiting.bio));
+            back.append(&mut self.refused);
         }
         self.clients -= back.len() - start;
     }
 
     fn own_work(&self) -> OwnWork {
-        let required = !self.engine.is_idle() || self.waits_for_end();
+        let required = !self.engine.is_idle() || self.writes_log() || self.waits_for_end();
         if required { OwnWork::Required } else { self.children.own_work() }
-    }
-}
-
-impl MirrorLane {
-    /// Restores a request that a child handed back. It is sent again as a new one, to both devices.
-    fn hand_back(&mut self, step: MirrorStep, bio: &mut Bio) {
-        match step {
-            MirrorStep::OverwriteSource { region } | MirrorStep::OverwriteDestination { region } => {
-                self.engine.end_claim(region, false);
-            }
-            MirrorStep::ClaimedSource | MirrorStep::ClaimedDestination => {
-                self.release_claims(self.regions_of(bio));
-            }
-            MirrorStep::ZeroFill => (bio.op, bio.data) = (Op::WriteZeroes, Segments::default()),
-            MirrorStep::Source | MirrorStep::Destination => {}
-        }
-        self.unlock(bio);
     }
 }

@@ -1,23 +1,37 @@
 //! The state of a mirror that its cores share.
 
 use super::args::{MirrorLeg, MirrorTableArgs};
+use super::log::MirrorLog;
 use super::write_locks::WriteLocks;
 use crate::clone::args::DiskIdentity;
-use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine};
+use crate::clone::engine::{CopyMemory, DESTINATION, HydrationEngine, SOURCE};
 use crate::clone::regions::RegionMap;
 use crate::clone::state::CloneState;
 use crate::snapshot::raw_device;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use udm_core::errno::EBUSY;
-use udm_core::{Cx, Device, DeviceControlError, Lane, Sectors, Status};
+use udm_core::{Cx, Device, DeviceControlError, Lane, Sector, Sectors, Status};
 use udm_dm::TargetError;
 use udm_dm::target::MirrorPhase;
+use udm_wire::clone_metadata::WORDS_PER_BLOCK;
+
+/// The device of the log, beside [`SOURCE`] and [`DESTINATION`].
+pub(super) const LOG: usize = 2;
 
 /// Values of the phase.
 const MIRRORING: u8 = 0;
 const SWITCHING: u8 = 1;
 const DEGRADED: u8 = 2;
+
+/// A write that failed on one device.
+#[derive(Clone, Copy)]
+pub(super) struct WriteFailure {
+    /// The device, by its number.
+    pub device: usize,
+    pub status: Status,
+}
 
 /// The shared state of a mirror.
 pub(super) struct MirrorState {
@@ -31,15 +45,19 @@ pub(super) struct MirrorState {
     /// single value decides, so a write that was acknowledged without the destination and a switch
     /// exclude each other.
     phase: AtomicU8,
-    /// The status with which the destination failed.
-    failure: Mutex<Option<Status>>,
+    /// The failure after which the devices may differ.
+    failure: Mutex<Option<WriteFailure>>,
+    /// The write-intent log.
+    pub log: Option<Arc<MirrorLog>>,
+    /// Writes fail if the log has failed; otherwise they wait.
+    keep_log: bool,
 }
 
 impl MirrorState {
     /// A mirror of these devices. `len` is the length of the target.
-    pub(super) fn new(line: &MirrorTableArgs, len: Sectors) -> MirrorState {
+    pub(super) fn new(line: &MirrorTableArgs, len: Sectors, log: Option<Arc<MirrorLog>>) -> MirrorState {
         let map = RegionMap::new(len, line.region);
-        if line.nosync {
+        if line.nosync && log.is_none() {
             map.set_all();
         }
         let [source, destination] = &line.legs;
@@ -54,11 +72,63 @@ impl MirrorState {
             locks: WriteLocks::new(),
             phase: AtomicU8::new(MIRRORING),
             failure: Mutex::default(),
+            keep_log: line.features.iter().any(|word| word == "keep_log"),
+            log,
         }
     }
 
-    /// The devices from their first sector of the mirror on.
+    /// The table becomes live: the regions that are clean in the log are copied. Nothing is in
+    /// flight, and nothing else uses the map yet.
+    pub(super) fn begin(&self) {
+        let Some(log) = &self.log else { return };
+        log.begin();
+        for (block, words) in log.clean_words().chunks(WORDS_PER_BLOCK).enumerate() {
+            self.copies.map.load(block as u64, words);
+        }
+    }
+
+    /// True if a write of these regions may go to the devices, as far as the log is concerned.
+    #[inline(always)]
+    pub(super) fn is_permitted(&self, regions: Range<u64>) -> bool {
+        self.log.as_ref().is_none_or(|log| log.permits(regions))
+    }
+
+    /// True if a write that waits for the log fails instead.
+    pub(super) fn fails_without_log(&self) -> bool {
+        self.keep_log && self.log.as_ref().is_some_and(|log| log.has_failed())
+    }
+
+    /// True while the log is being written.
+    pub(super) fn is_log_busy(&self) -> bool {
+        self.log.as_ref().is_some_and(|log| log.is_writing())
+    }
+
+    /// The log failed for the first time.
+    pub(super) fn report_log_failure(&self, status: Status) {
+        let (name, log) = (self.copies.name(), self.log.as_ref().map(|log| log.device.name.as_str()));
+        let log = log.unwrap_or_default();
+        let then = if self.keep_log { "fail" } else { "wait" };
+        tracing::error!("{name}: the log {log} failed ({}): writes of clean regions {then}", status.text());
+        self.copies.event();
+        self.copies.wait_queue.wake_up();
+    }
+
+    /// Nobody continues from the log: writes no longer need it.
+    pub(super) fn abandon_log(&self) {
+        if let Some(log) = &self.log {
+            log.abandon();
+            self.copies.wait_queue.wake_up();
+        }
+    }
+
+    /// The devices from their first sector of the mirror on, and the log's.
     pub(super) fn raw(&self) -> Vec<Arc<dyn Device>> {
+        let log = self.log.iter().map(|log| raw_device::raw_device(&log.device, Sector(0)));
+        self.raw_legs().into_iter().chain(log).collect()
+    }
+
+    /// The source and the destination from their first sector of the mirror on.
+    pub(super) fn raw_legs(&self) -> Vec<Arc<dyn Device>> {
         self.legs.iter().map(|leg| raw_device::raw_device(&leg.device, leg.start)).collect()
     }
 
@@ -67,7 +137,9 @@ impl MirrorState {
     /// # Errors
     /// If one cannot be opened on this core.
     pub(super) fn open(&self, cx: &mut Cx<'_>) -> Result<Vec<Box<dyn Lane>>, DeviceControlError> {
-        self.legs.iter().map(|leg| raw_device::open_lane_at(&leg.device, leg.start, cx)).collect()
+        let legs = self.legs.iter().map(|leg| (&leg.device, leg.start));
+        let all = legs.chain(self.log.iter().map(|log| (&log.device, Sector(0))));
+        all.map(|(device, start)| raw_device::open_lane_at(device, start, cx)).collect()
     }
 
     /// An engine over these devices.
@@ -101,22 +173,32 @@ impl MirrorState {
     /// The destination failed a request of copied data. Returns true if the mirror is degraded now,
     /// so the request has succeeded all the same; false during a switch.
     pub(super) fn fail_destination(&self, status: Status) -> bool {
+        self.fail(WriteFailure { device: DESTINATION, status })
+    }
+
+    /// The source failed a write of copied data, and its client has the error. Whether the source
+    /// has the data is not known, and the destination has not. So the region must be copied again.
+    pub(super) fn fail_source(&self, status: Status) {
+        self.fail(WriteFailure { device: SOURCE, status });
+    }
+
+    fn fail(&self, failure: WriteFailure) -> bool {
         let degraded =
             self.phase.compare_exchange(MIRRORING, DEGRADED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         // Before the status of the request: who takes a switch back later sees it.
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         if degraded {
             self.copies.stop_copies();
             let name = self.copies.name();
-            let destination = &self.legs[DESTINATION].device.name;
-            tracing::warn!("{name}: {destination} failed ({}): writes go to the source alone", status.text());
+            let (device, status) = (&self.legs[failure.device].device.name, failure.status.text());
+            tracing::warn!("{name}: {device} failed ({status}): writes go to the source alone");
             self.copies.event();
         }
         degraded || self.is_degraded()
     }
 
-    /// The status with which the destination failed.
-    pub(super) fn failure(&self) -> Option<Status> {
+    /// The failure after which the devices may differ.
+    pub(super) fn failure(&self) -> Option<WriteFailure> {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,19 +2,22 @@
 
 use super::args::{MirrorLeg, parse_mirror_table_args};
 use super::lane::MirrorLane;
+use super::log::load::load_log;
+use super::log::task::LogTask;
 use super::state::MirrorState;
 use super::write_locks::LOCKED_MAX;
 use crate::clone::engine::{CopyMemory, DESTINATION, SOURCE};
 use crate::clone::settings::{HydrationSettings, HydrationValues};
 use crate::clone::task::HydrationTask;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{
     BioTaskFactory, ClaimSharingPolicy, Cx, DeviceControlError, Extents, Lane, Limits, Sector, Sectors,
 };
 use udm_dm::TargetError;
 use udm_dm::target::{
-    DeviceRange, LowerLimits, MirrorFailure, MirrorLegReport, MirrorReport, MirrorTargetQueries, Target,
-    TargetArgs, TargetFeatures, TargetHostServices,
+    DeviceRange, LowerLimits, MirrorFailure, MirrorLegReport, MirrorLogReport, MirrorReport,
+    MirrorTargetQueries, Target, TargetArgs, TargetFeatures, TargetHostServices,
 };
 use udm_wire::boot_profile::HydrationOrder;
 
@@ -32,8 +35,11 @@ const ZEROES_MAX: Sectors = Sectors((1 << 20) / udm_core::SECTOR_SIZE);
 struct MirrorTarget {
     state: Arc<MirrorState>,
     settings: Arc<HydrationSettings>,
-    nosync: bool,
+    /// The words of the log, and of the features.
+    log_words: String,
     features: Vec<String>,
+    /// The table has been resumed.
+    was_live: AtomicBool,
 }
 
 /// Creates a mirror target.
@@ -42,16 +48,18 @@ struct MirrorTarget {
 /// The kernel's, in its order.
 pub fn create_mirror_target(args: &mut TargetArgs<'_>) -> Result<Arc<dyn Target>, TargetError> {
     let line = parse_mirror_table_args(args)?;
+    let log = line.log.as_ref().map(|log| load_log(&line, log, args.len, args.io)).transpose()?;
     let in_flight = |bytes: u64| (bytes / line.region.bytes()).max(1) as u32;
     let (threshold, batch) = (in_flight(COPY_BYTES), in_flight(BATCH_BYTES));
     Ok(Arc::new(MirrorTarget {
-        state: Arc::new(MirrorState::new(&line, args.len)),
+        state: Arc::new(MirrorState::new(&line, args.len, log)),
         settings: Arc::new(HydrationSettings::new(
             HydrationValues { enabled: true, threshold, batch },
             HydrationOrder::default(),
         )),
-        nosync: line.nosync,
+        log_words: line.log_words,
         features: line.features,
+        was_live: AtomicBool::new(false),
     }))
 }
 
@@ -62,8 +70,9 @@ impl MirrorTarget {
 
     fn failure(&self) -> Option<MirrorFailure> {
         let copies = &self.state.copies;
-        if let Some(status) = self.state.failure() {
-            return Some(MirrorFailure { of_destination: true, status, sector: None });
+        if let Some(failure) = self.state.failure() {
+            let of_destination = failure.device == DESTINATION;
+            return Some(MirrorFailure { of_destination, status: failure.status, sector: None });
         }
         copies.copy_failure().map(|failure| MirrorFailure {
             of_destination: failure.device == DESTINATION,
@@ -91,6 +100,11 @@ impl MirrorTargetQueries for MirrorTarget {
             phase: self.state.phase(),
             is_paused: !self.settings.values().enabled,
             failure: self.failure(),
+            log: self.state.log.as_ref().map(|log| MirrorLogReport {
+                device: log.device.clone(),
+                dirty: log.dirty(),
+                failure: log.failure().filter(|_| log.has_failed()),
+            }),
         }
     }
 
@@ -107,6 +121,10 @@ impl MirrorTargetQueries for MirrorTarget {
     fn cancel_switch(&self) {
         self.state.cancel_switch();
     }
+
+    fn abandon_log(&self) {
+        self.state.abandon_log();
+    }
 }
 
 impl Target for MirrorTarget {
@@ -120,13 +138,11 @@ impl Target for MirrorTarget {
 
     fn table(&self) -> String {
         let legs = self.leg_words(|leg| format!("{} {}", leg.device.number, leg.start));
-        let (count, sync) = if self.nosync { (2, " nosync") } else { (1, "") };
-        let region = self.state.copies.map.region();
         let features = match self.features.is_empty() {
             true => String::new(),
             false => format!(" {} {}", self.features.len(), self.features.join(" ")),
         };
-        format!("core {count} {region}{sync} 2 {legs}{features}")
+        format!("{} 2 {legs}{features}", self.log_words)
     }
 
     /// The kernel's line: the devices, the copied regions, and a letter per device (`A` alive, `R`
@@ -137,17 +153,22 @@ impl Target for MirrorTarget {
         let letter = |of_destination| match failure.filter(|failure| failure.of_destination == of_destination)
         {
             None => 'A',
-            Some(_) if !of_destination => 'R',
             Some(MirrorFailure { sector: None, .. }) => 'D',
+            Some(_) if !of_destination => 'R',
             Some(_) => 'S',
         };
         let map = &self.state.copies.map;
         let (copied, count) = (map.hydrated(), map.count());
-        format!("2 {legs} {copied}/{count} 1 {}{} 1 core", letter(false), letter(true))
+        let log = match &self.state.log {
+            None => "1 core".into(),
+            Some(log) => format!("3 disk {} {}", log.device.number, if log.works() { 'A' } else { 'D' }),
+        };
+        format!("2 {legs} {copied}/{count} 1 {}{} {log}", letter(false), letter(true))
     }
 
     fn state_outside_table(&self) -> Option<String> {
-        Some("a copy of it under way to another device".into())
+        let is_in_log = self.state.log.as_ref().is_some_and(|log| log.works());
+        (!is_in_log).then(|| "a copy of it under way to another device".into())
     }
 
     /// Requests must suit both devices. Discards and zeroes depend on the source alone: what the
@@ -185,11 +206,16 @@ impl Target for MirrorTarget {
     fn devices(&self) -> Vec<DeviceRange> {
         let len = self.state.copies.map.len();
         let [source, destination] = &self.state.legs;
-        let alone = Some(ClaimSharingPolicy::Device);
-        vec![
+        let alone = || Some(ClaimSharingPolicy::Device);
+        let mut devices = vec![
             DeviceRange::new(&source.device, source.start, len),
-            DeviceRange { alone, ..DeviceRange::new(&destination.device, destination.start, len) },
-        ]
+            DeviceRange { alone: alone(), ..DeviceRange::new(&destination.device, destination.start, len) },
+        ];
+        devices.extend(self.state.log.iter().map(|log| DeviceRange {
+            alone: alone(),
+            ..DeviceRange::new(&log.device, Sector(0), log.sectors())
+        }));
+        devices
     }
 
     fn as_mirror(&self) -> Option<&dyn MirrorTargetQueries> {
@@ -200,9 +226,14 @@ impl Target for MirrorTarget {
         let (state, settings) = (Arc::clone(&self.state), Arc::clone(&self.settings));
         let task = move || {
             let copies = Arc::clone(&state.copies);
-            HydrationTask::new(state.raw(), state.engine(CopyMemory::OF_TASK), copies, settings)
+            HydrationTask::new(state.raw_legs(), state.engine(CopyMemory::OF_TASK), copies, settings)
         };
-        vec![Box::new(move || Box::new(task()))]
+        let mut tasks: Vec<BioTaskFactory> = vec![Box::new(move || Box::new(task()))];
+        if let Some(log) = self.state.log.clone() {
+            let state = Arc::clone(&self.state);
+            tasks.push(Box::new(move || Box::new(LogTask::new(&state, &log))));
+        }
+        tasks
     }
 
     fn attach(&self, notify: Arc<dyn TargetHostServices>) {
@@ -214,6 +245,13 @@ impl Target for MirrorTarget {
     }
 
     fn resume(&self) {
+        if !self.was_live.swap(true, Ordering::Relaxed) {
+            self.state.begin();
+        }
         self.state.copies.set_suspending(false);
+    }
+
+    fn retired(&self) {
+        self.state.log.iter().for_each(|log| log.end());
     }
 }

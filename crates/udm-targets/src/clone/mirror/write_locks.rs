@@ -5,6 +5,7 @@
 //! the second one waits. A lock is a slot of a small table: the number of the block modulo its
 //! size. A holder never waits for another lock, so nothing waits in a circle.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use udm_core::{Bio, Sectors, interleave};
 
@@ -26,7 +27,7 @@ impl WriteLocks {
         WriteLocks((0..SLOTS).map(|_| AtomicBool::new(false)).collect())
     }
 
-    fn blocks_of(bio: &Bio) -> std::ops::Range<u64> {
+    fn blocks_of(bio: &Bio) -> Range<u64> {
         debug_assert!(bio.sectors <= LOCKED_MAX, "{} sectors in one request", bio.sectors);
         bio.sector.0 >> BLOCK_SHIFT..((bio.end().0 - 1) >> BLOCK_SHIFT) + 1
     }
@@ -35,13 +36,14 @@ impl WriteLocks {
         &self.0[block as usize % SLOTS]
     }
 
-    /// Locks all blocks of a request, or none. Acquire and release: the holders of a block are in
-    /// one order.
+    /// Locks all blocks of a request, or none. SeqCst: the holders of a block are in one order, and
+    /// a write that reads the flags of its region afterwards is seen by
+    /// [`WriteLocks::is_any_locked`], or sees the flags that were set before that.
     pub(super) fn lock(&self, bio: &Bio) -> bool {
         let blocks = WriteLocks::blocks_of(bio);
         for block in blocks.clone() {
             interleave::mark_interleave_point();
-            if self.slot(block).swap(true, Ordering::AcqRel) {
+            if self.slot(block).swap(true, Ordering::SeqCst) {
                 self.release(blocks.start..block);
                 return false;
             }
@@ -54,7 +56,14 @@ impl WriteLocks {
         self.release(WriteLocks::blocks_of(bio));
     }
 
-    fn release(&self, blocks: std::ops::Range<u64>) {
+    /// True if a block of these sectors is locked, or may be.
+    pub(super) fn is_any_locked(&self, sectors: Range<u64>) -> bool {
+        let blocks = sectors.start >> BLOCK_SHIFT..((sectors.end - 1) >> BLOCK_SHIFT) + 1;
+        let slots = blocks.start..blocks.end.min(blocks.start + SLOTS as u64);
+        slots.into_iter().any(|block| self.slot(block).load(Ordering::SeqCst))
+    }
+
+    fn release(&self, blocks: Range<u64>) {
         blocks.for_each(|block| self.slot(block).store(false, Ordering::Release));
     }
 }
@@ -71,6 +80,7 @@ mod tests {
         let (first, beside, over) = (bio(7, 2), bio(16, 8), bio(9, 9));
         assert!(locks.lock(&first) && locks.lock(&beside));
         assert!(!locks.lock(&over) && !locks.lock(&bio(0, 1)), "one block is enough");
+        assert!(locks.is_any_locked(15..17) && !locks.is_any_locked(24..1 << 17), "blocks 0 to 2");
         locks.unlock(&first);
         assert!(!locks.lock(&over), "it waits for the second block, and holds none");
         assert!(locks.lock(&bio(8, 1)));

@@ -27,6 +27,8 @@ pub enum SimWorldKind {
     Nvme,
     /// The NVMe/TCP initiator, against model targets and udm's own.
     NvmeClient,
+    /// A mirror that continues from its log.
+    MirrorLogs,
 }
 
 /// Generates `Bug` and `Bug::ALL` from one list.
@@ -570,4 +572,14 @@ bugs! {
     NvmeEventStaysSilent: NvmeClient,
     /// A write is answered when its data has come, before it is at the disk.
     NvmeWriteAnsweredEarly: NvmeClient,
+    /// A write of a clean region goes to the devices before the log says that it is dirty.
+    MirrorWriteBeforeLog: MirrorLogs,
+    /// A write is sent when the log is written, and not when it is durable.
+    MirrorLogNotFlushed: MirrorLogs,
+    /// Regions become clean although the devices were not flushed.
+    MirrorCleanUnflushed: MirrorLogs,
+    /// A region becomes clean while a write of it is under way.
+    MirrorCleanedInWrite: MirrorLogs,
+    /// Regions become clean although the destination lacks writes.
+    MirrorDegradedCleans: MirrorLogs,
 }
