@@ -10,6 +10,8 @@ use udm_core::Op;
 counts! {
     /// Counters of one or several runs.
     pub struct CloneCounts {
+        /// True for runs of worlds of a mirror with a log.
+        pub has_logs: bool,
         /// Steps taken.
         pub steps: u64,
         /// Completed and checked requests, by [`Op`].
@@ -77,6 +79,8 @@ impl CloneCounts {
             ("continued from a log", DisturbanceClass::Crash, self.continued),
             ("paths in trouble", DisturbanceClass::Paths, self.troubles),
         ];
+        let of_logs = ["logs failed", "continued from a log"];
+        let trouble = trouble.iter().filter(|(name, ..)| self.has_logs || !of_logs.contains(name)).copied();
         let names = Op::ALL.iter().map(|op| format!("{op:?}").to_lowercase());
         RunReport {
             steps: self.steps,
@@ -88,7 +92,7 @@ impl CloneCounts {
                 (.., 0) => Some("no clone was hydrated"),
                 _ => None,
             },
-            disturbances: collect_disturbances(trouble),
+            disturbances: collect_disturbances(trouble.clone()),
             coverage: format!(
                 "requests: {}\ntrouble: {}\nchecked: {} sectors, {} rests, {} complete clones, {} linear tables; {} turns inside turns\n",
                 format_counts(names.zip(self.requests)),

@@ -103,6 +103,7 @@ impl CloneWorld {
         let env = lock_environment(&self.machine.env);
         let totals = &self.machine.totals;
         CloneCounts {
+            has_logs: self.has_log,
             steps: totals.steps,
             requests: totals.requests,
             simulated: totals.simulated,

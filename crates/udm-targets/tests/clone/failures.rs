@@ -96,7 +96,7 @@ fn metadata_that_cannot_be_read_either_fails_everything() {
     host.get_disk("M").fail(Status::IoErr);
     assert_eq!(host.flush("c"), Status::IoErr);
     host.settle();
-    assert_eq!((host.status("c").as_str(), host.events("c")), ("Fail", 2));
+    assert_eq!((host.status("c").as_str(), host.events("c")), ("Fail", 1));
     for _ in 0..2 {
         assert_eq!(host.read("c", 1, 1), Err(Status::IoErr));
         assert_eq!(host.write("c", 1, 1, 0xbb), Status::IoErr);
