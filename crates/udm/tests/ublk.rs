@@ -68,7 +68,8 @@ fn run(kernel: &GuestKernel, programs: &[&str], script: &str) -> String {
          grep -iE 'i/o error|bug:|warning:|blocked for' /tmp/kmsg; echo FINISHED"
     );
     let mut qemu = kernel.machine(folder.path(), &MODULES, &programs, &script);
-    qemu.args(["-smp", "2", "-m", "768"]);
+    // Files of the scripts are in the initramfs, which gets half of the memory.
+    qemu.args(["-smp", "2", "-m", "1024"]);
     let mut output = String::new();
     for _ in 0..4 {
         output = finish(qemu.spawn().unwrap(), folder.path());
