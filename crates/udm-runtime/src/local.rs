@@ -87,7 +87,7 @@ pub struct LocalCore {
     /// True if a reactor handles the messages in `other`.
     serves: bool,
     /// Handles the messages in `other` without a reactor.
-    library_tasks: LibraryModeTaskRunner,
+    tasks: LibraryModeTaskRunner,
     options: CoreOptions,
     time: CoreClockFunctions,
     spin: SpinPolicy,
@@ -159,7 +159,7 @@ impl LocalCore {
             wake: Nanos::NEVER,
             other: Vec::new(),
             serves: false,
-            library_tasks: LibraryModeTaskRunner::default(),
+            tasks: LibraryModeTaskRunner::default(),
             spin: SpinPolicy::new(options.spin_max.as_nanos() as u64),
             options,
             time,
@@ -257,7 +257,7 @@ impl LocalCore {
         let r = f(&mut cx);
         if !self.serves {
             match &self.wake_source {
-                RingOrEventFd::Ring(ring, _) => self.library_tasks.turn(&mut self.other, ring, &mut cx),
+                RingOrEventFd::Ring(ring, _) => self.tasks.turn(&mut self.other, ring, &mut cx),
                 // Dropping the messages tells the senders that their tasks are gone.
                 RingOrEventFd::EventFd(..) => self.other.clear(),
             }
@@ -287,9 +287,9 @@ impl LocalCore {
 
     fn end_tasks(&mut self) {
         let limit = self.clock() + TASKS_END_MAX;
-        self.library_tasks.end();
+        self.tasks.end();
         self.turn(|_| ());
-        while self.library_tasks.has_in_flight() && self.clock() < limit {
+        while self.tasks.has_in_flight() && self.clock() < limit {
             self.park();
             self.turn(|cx| cx.wake_at(limit));
         }

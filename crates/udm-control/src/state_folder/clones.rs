@@ -10,12 +10,11 @@
 //! Several servers may share a folder. A record belongs to the server whose lock file it names; a
 //! server takes a record of one that has ended, under a lock of the folder of records.
 
-use super::{StableDiskId, StateFolder, read_records, write_durably};
+use super::{StableDiskId, StateFolder, read_own_record, read_records, write_durably};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use udm_backends::KnownObject;
 
@@ -173,19 +172,7 @@ impl StateFolder {
 }
 
 fn read_clone_record(path: &Path) -> io::Result<CloneRecord> {
-    let mut bytes = Vec::new();
-    let file = File::open(path)?;
-    let owner = file.metadata()?.uid();
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::other("it belongs to another user"));
-    }
-    file.take(RECORD_MAX).read_to_end(&mut bytes)?;
-    let record: CloneRecord = serde_json::from_slice(&bytes)?;
-    let is_its_own = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
-    if !is_its_own {
-        return Err(io::Error::other("its name is not that of its record"));
-    }
-    Ok(record)
+    read_own_record(path, RECORD_MAX, |record: &CloneRecord| &record.id)
 }
 
 #[cfg(test)]

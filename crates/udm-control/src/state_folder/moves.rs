@@ -10,13 +10,13 @@
 //! Durable as the other records are: written under another name, synced, renamed into place, and
 //! the folder is synced.
 
-use super::{StableDiskId, StateFolder, read_records, write_durably};
+use super::{StableDiskId, StateFolder, read_own_record, read_records, write_durably};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -224,19 +224,7 @@ impl StateFolder {
 }
 
 fn read_move_record(path: &Path) -> io::Result<MoveRecord> {
-    let mut bytes = Vec::new();
-    let file = File::open(path)?;
-    let owner = file.metadata()?.uid();
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::other("it belongs to another user"));
-    }
-    file.take(RECORD_MAX).read_to_end(&mut bytes)?;
-    let record: MoveRecord = serde_json::from_slice(&bytes)?;
-    let is_its_own = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
-    if !is_its_own {
-        return Err(io::Error::other("its name is not that of its record"));
-    }
-    Ok(record)
+    read_own_record(path, RECORD_MAX, |record: &MoveRecord| &record.id)
 }
 
 #[cfg(test)]

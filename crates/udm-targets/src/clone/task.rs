@@ -75,6 +75,27 @@ enum BatchStart {
     Skipped,
 }
 
+/// Opens a lane of each device. On an error, those that were opened are closed.
+///
+/// # Errors
+/// The first device that cannot be opened on this core.
+pub(super) fn open_all_or_none(
+    devices: &[Arc<dyn Device>],
+    cx: &mut dyn BioTaskCx,
+) -> Result<Vec<BioTaskLaneId>, DeviceControlError> {
+    let mut lanes = Vec::with_capacity(devices.len());
+    for device in devices {
+        match cx.open(device) {
+            Ok(lane) => lanes.push(lane),
+            Err(error) => {
+                lanes.iter().for_each(|lane| cx.close(*lane));
+                return Err(error);
+            }
+        }
+    }
+    Ok(lanes)
+}
+
 impl HydrationTask {
     pub(super) fn new(
         devices: Vec<Arc<dyn Device>>,
@@ -107,16 +128,7 @@ impl HydrationTask {
         if self.lanes.is_some() {
             return Ok(());
         }
-        let mut lanes = Vec::with_capacity(self.devices.len());
-        for device in &self.devices {
-            match cx.open(device) {
-                Ok(lane) => lanes.push(lane),
-                Err(error) => {
-                    lanes.iter().for_each(|lane| cx.close(*lane));
-                    return Err(error);
-                }
-            }
-        }
+        let lanes = open_all_or_none(&self.devices, cx)?;
         self.commit_at = cx.now() + COMMIT_PERIOD;
         self.quiet_commit_at = cx.now() + QUIET_COMMIT_PERIOD;
         self.batches = self.state.client_batches();

@@ -4,6 +4,7 @@ use super::MirrorLog;
 use super::writer::{LogWriteEnd, LogWriter};
 use crate::clone::engine::{DESTINATION, SOURCE};
 use crate::clone::mirror::state::{LOG, MirrorState};
+use crate::clone::task::open_all_or_none;
 use std::sync::Arc;
 use udm_core::{
     Batch, Bio, BioFlags, BioPool, BioTask, BioTaskCx, BioTaskLaneId, Device, DeviceControlError, Nanos, Op,
@@ -86,16 +87,7 @@ impl LogTask {
         if self.lanes.is_some() {
             return Ok(());
         }
-        let mut lanes = Vec::with_capacity(self.devices.len());
-        for device in &self.devices {
-            match cx.open(device) {
-                Ok(lane) => lanes.push(lane),
-                Err(error) => {
-                    lanes.iter().for_each(|lane| cx.close(*lane));
-                    return Err(error);
-                }
-            }
-        }
+        let lanes = open_all_or_none(&self.devices, cx)?;
         self.lanes = Some(lanes);
         self.search_at = cx.now() + PERIOD;
         Ok(())
