@@ -23,6 +23,7 @@
 pub(crate) mod clones;
 pub(crate) mod file_stamp;
 pub(crate) mod moves;
+mod own_record;
 pub(crate) mod records;
 mod rename;
 mod server_lock;
@@ -30,6 +31,7 @@ mod stable_disk_id;
 pub(crate) mod store_creation;
 
 use clones::CloneRecord;
+use own_record::read_own_record;
 use records::SnapshotRecord;
 use serde::{Deserialize, Serialize};
 use server_lock::ServerLock;
@@ -37,7 +39,7 @@ pub use stable_disk_id::StableDiskId;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,30 +51,6 @@ const FILE_MAX: u64 = 64 << 10;
 
 /// Prefix and suffix of the file names of marks.
 const MARK: (&str, &str) = ("invalid-", ".json");
-
-/// The record in a file of at most `max` bytes that only this user, or root, can have made.
-/// `id` returns its identifier, which is the name of the file.
-///
-/// # Errors
-/// The file cannot be read, belongs to another user, or has another name.
-fn read_own_record<T: serde::de::DeserializeOwned>(
-    path: &Path,
-    max: u64,
-    id: impl FnOnce(&T) -> &str,
-) -> io::Result<T> {
-    let mut bytes = Vec::new();
-    let file = File::open(path)?;
-    let owner = file.metadata()?.uid();
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::other("it belongs to another user"));
-    }
-    file.take(max).read_to_end(&mut bytes)?;
-    let record = serde_json::from_slice(&bytes)?;
-    match path.file_stem().is_some_and(|stem| stem == id(&record)) {
-        true => Ok(record),
-        false => Err(io::Error::other("its name is not that of its record")),
-    }
-}
 
 /// The records in `folder` that `is_wanted` names, as `read` reads them; none if there is no such
 /// folder. `what` is not known if one cannot be read.
