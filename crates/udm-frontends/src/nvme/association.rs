@@ -152,12 +152,14 @@ impl Association {
         self.send_to_queues(|| Box::new(AssociationEnded));
     }
 
-    /// Sets the number of I/O queues to at most `asked` and one per core; returns it. Once I/O
-    /// queues are connected, the number stays.
+    /// Sets the number of I/O queues to at most `asked`, and two per core and two more; returns it.
+    /// One per core would not do: a host with as many cores may want a queue for each, one that
+    /// they share, and both again while it replaces its table, as udm does. Once I/O queues are
+    /// connected, the number stays.
     pub(super) fn grant_queues(&self, asked: u32) -> u16 {
         let mut queues = self.queues();
         if queues.connected.len() <= 1 {
-            queues.granted = (self.core_set.len() as u32).min(asked).max(1) as u16;
+            queues.granted = (2 * self.core_set.len() as u32 + 2).min(asked).max(1) as u16;
         }
         queues.granted
     }

@@ -68,10 +68,10 @@ fn a_linux_host_accepts_the_controller() {
         assert_eq!(host.admin.read(log_page(page, len)).map(|bytes| bytes.len()), Ok(len as usize));
     }
     assert_eq!(host.admin.read(log_page(0x70, 1024)), Err(NvmeStatus::INVALID_LOG_PAGE.permanent()));
-    // Features: two queues are granted, one for each core.
+    // Features: at most six queues are granted, two for each of two cores and two more.
     let queues = host.admin.ask(command(0x09, 0, &[0x07, 0x0007_0007]));
-    assert_eq!((queues.status, queues.result), (NvmeStatus::SUCCESS, 0x0001_0001));
-    assert_eq!(host.admin.ask(command(0x0a, 0, &[0x07])).result, 0x0001_0001);
+    assert_eq!((queues.status, queues.result), (NvmeStatus::SUCCESS, 0x0005_0005));
+    assert_eq!(host.admin.ask(command(0x0a, 0, &[0x07])).result, 0x0005_0005);
     assert_eq!(host.admin.ask(command(0x0a, 0, &[0x06])).result, 1);
     assert!(host.admin.ask(command(0x18, 0, &[])).status.is_ok(), "keep alive");
     assert_eq!(host.admin.ask(command(0x08, 0, &[1 | 5 << 16])).result, 1, "not aborted");
