@@ -40,7 +40,7 @@ pub use read_only::{advance_copies, immediate_status_of_read_only};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use udm_core::errno::EOPNOTSUPP;
-use udm_core::{Bio, Device, DeviceControlError, Sectors, Status};
+use udm_core::{Bio, Device, DeviceControlError, Limits, Op, Sectors, Status};
 use udm_queue::{QueuedDevice, SharedTagSet};
 use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::uri::{DeviceUri, ImageFormat, NbdUri, NvmeUri, ObjectUri, QueueParams};
@@ -318,6 +318,23 @@ fn nvme_device(namespace: Arc<nvme::RemoteNamespace>) -> Arc<dyn Device> {
 
 fn unsupported_uri_error(uri: &DeviceUri, why: &str) -> DeviceControlError {
     DeviceControlError::new(EOPNOTSUPP, format!("{uri}: {why}"))
+}
+
+/// Returns the status of a request to a remote disk with these limits that needs no server: it is
+/// invalid, not supported, or a flush of a disk without a write cache. `None` for all others.
+fn status_without_server(bio: &Bio, limits: &Limits) -> Option<Status> {
+    if bio.op == Op::Flush {
+        return (!limits.write_cache).then_some(Status::Ok);
+    }
+    if let Some(status) = invalid_bio_status(bio, limits.size) {
+        return Some(status);
+    }
+    let max = limits.max_for(bio.op);
+    match bio.op {
+        op if op.is_write() && limits.read_only => Some(Status::ReadOnly),
+        Op::Discard | Op::WriteZeroes if max.0 == 0 => Some(Status::NotSupp),
+        _ => (bio.sectors > max).then_some(Status::Inval),
+    }
 }
 
 /// Error status of a bio that a device of `size` cannot serve; `None` for a valid bio. A range

@@ -13,7 +13,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BufPool, Cx, DrainMode, Lane, Limits, Nanos, Op, OwnWork, PauseAwareReplyDeadline, Status,
+    Batch, Bio, BufPool, Cx, DrainMode, Lane, Limits, Nanos, OwnWork, PauseAwareReplyDeadline, Status,
     UnansweredRequestState, WaitQueueSubscription, move_batch,
 };
 use udm_runtime::{Ring, RingCompletion};
@@ -371,7 +371,7 @@ fn queue_or_complete_bio(
     send_queue: &mut SendQueue,
     ready: &mut Batch,
 ) {
-    if let Some(status) = status_without_server(&bio, limits) {
+    if let Some(status) = crate::status_without_server(&bio, limits) {
         bio.end_with(status);
         return ready.push(bio);
     }
@@ -398,22 +398,6 @@ pub(super) fn handle_nbd_reply(
     let mut bio = slots.remove(key).bio;
     bio.end_with(status);
     ready.push(bio);
-}
-
-/// Returns the status of a request that needs no server.
-fn status_without_server(bio: &Bio, limits: &Limits) -> Option<Status> {
-    if bio.op == Op::Flush {
-        return (!limits.write_cache).then_some(Status::Ok);
-    }
-    if let Some(status) = crate::invalid_bio_status(bio, limits.size) {
-        return Some(status);
-    }
-    let max = limits.max_for(bio.op);
-    match bio.op {
-        op if op.is_write() && limits.read_only => Some(Status::ReadOnly),
-        Op::Discard | Op::WriteZeroes if max.0 == 0 => Some(Status::NotSupp),
-        _ => (bio.sectors > max).then_some(Status::Inval),
-    }
 }
 
 impl Lane for NbdLane {

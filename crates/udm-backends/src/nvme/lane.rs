@@ -8,7 +8,7 @@ use super::command_send_queue::CommandSendQueue;
 use super::connection::{QueueConnection, QueueStage};
 use super::held_writes::HeldWrites;
 use super::remote_namespace::{AssociationState, LaneCountGuard, QueueNumber, RemoteNamespace};
-use super::request::{CommandParams, NvmeRequest, status_without_controller};
+use super::request::{CommandParams, NvmeRequest};
 use crate::stream::{DisconnectKind, DisconnectReason, StreamEvent};
 use loss::REFUSED_BACK_OFF;
 use slab::Slab;
@@ -173,7 +173,7 @@ impl NvmeLane {
             let now = self.namespace.deadline.map_or(Nanos(0), |_| cx.now());
             while self.slots.len() < entries {
                 let Some(mut bio) = self.waiting.pop_front() else { break };
-                if let Some(status) = status_without_controller(&bio, &self.limits) {
+                if let Some(status) = crate::status_without_server(&bio, &self.limits) {
                     bio.end_with(status);
                     self.ready.push(bio);
                     continue;

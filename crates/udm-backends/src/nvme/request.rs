@@ -1,6 +1,6 @@
 //! A request to a controller.
 
-use udm_core::{Bio, BioFlags, Limits, Nanos, Op, Status};
+use udm_core::{Bio, BioFlags, Nanos, Op};
 use udm_wire::nvme::host::{HostCommand, HostData, NamespaceFacts, encode_dataset_range};
 
 /// A request in flight.
@@ -77,21 +77,5 @@ impl NvmeRequest {
     /// Returns true if the controller may still change blocks after the current command was sent.
     pub(super) fn may_still_apply(&self) -> bool {
         self.bio.op.is_write() && !self.flushing
-    }
-}
-
-/// Returns the status of a request that needs no controller.
-pub(super) fn status_without_controller(bio: &Bio, limits: &Limits) -> Option<Status> {
-    if bio.op == Op::Flush {
-        return (!limits.write_cache).then_some(Status::Ok);
-    }
-    if let Some(status) = crate::invalid_bio_status(bio, limits.size) {
-        return Some(status);
-    }
-    let max = limits.max_for(bio.op);
-    match bio.op {
-        op if op.is_write() && limits.read_only => Some(Status::ReadOnly),
-        Op::Discard | Op::WriteZeroes if max.0 == 0 => Some(Status::NotSupp),
-        _ => (bio.sectors > max).then_some(Status::Inval),
     }
 }
