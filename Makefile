@@ -34,7 +34,7 @@ space := $(subst ,, )
 LAB ?= lab.html
 SBOM ?= $(TARGET_DIR)/sbom.cdx.json
 
-.PHONY: help build library demo lab test test-workspace test-others test-planted-bugs test-programs lint bench install install-files install-library fio-engine sbom deb \
+.PHONY: help build library demo lab test test-a-to-l test-m-to-z test-others test-planted-bugs test-programs lint bench install install-files install-library fio-engine sbom deb \
     deb-files clean
 
 help:
@@ -70,13 +70,18 @@ lab: build
 	else echo 'make lab: no engine for fio, so the experiment fio is left out'; fi; \
 	$(UDM) lab run --html $(LAB) $$engine
 
-# The tests of the workspace mostly wait, so the others are built and run beside them.
+# The tests of the workspace mostly wait. So two halves of them, by the names of the programs, run at
+# a time, and the others are built and run beside them.
 test: test-programs
 	$(CARGO_TEST) --workspace --no-run
-	$(MAKE) -j2 test-workspace test-others
+	$(MAKE) -j3 test-a-to-l test-m-to-z test-others
 
-test-workspace:
-	$(CARGO_TEST) --workspace
+test-a-to-l:
+	$(CARGO_TEST) --workspace --test '[a-l]*'
+
+test-m-to-z:
+	$(CARGO_TEST) --workspace --lib --bins --test '[m-z]*'
+	$(CARGO_TEST) --workspace --doc
 
 test-others: test-planted-bugs
 	$(CARGO_TEST) $(addprefix -p ,$(LOOM_CRATES)) \
