@@ -1,4 +1,5 @@
-//! Stores that udm wrote, opened by a real kernel, and the kernel's changes, read by udm.
+//! Stores and logs of mirrors that udm wrote, opened by a real kernel, and the kernel's, opened by
+//! udm.
 //!
 //! Runs only if `UDM_TEST_KERNEL` is a folder with an unpacked kernel package
 //! (docs/internals/kernel-rows.md), and QEMU, busybox, cpio and dmsetup are installed; otherwise it
@@ -12,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::guest::{GuestKernel, finish};
-use support::{Server, has, text};
+use support::{Server, has, text, until};
 use tempfile::TempDir;
 
 /// Bytes of an origin, of a store, and of a store that begins small and grows.
@@ -164,4 +165,121 @@ fn f22_a_real_kernel_takes_stores_that_udm_wrote() {
     assert_eq!((wrong, found.len()), (None, expected.len()), "{output}");
     let added = output.lines().find_map(|line| line.trim_end().strip_prefix("ADDED ")).unwrap_or_default();
     assert_eq!(server.says(&["status", "snap"]).trim_end(), added);
+}
+
+/// Sectors per region of the mirrors.
+const REGION: u64 = 64;
+
+/// Bytes of a region, and the number of regions.
+const REGION_LEN: usize = REGION as usize * 512;
+const REGIONS: usize = (ORIGIN / 512 / REGION) as usize;
+
+/// A mirror with its log.
+struct MirrorCase {
+    source: PathBuf,
+    destination: PathBuf,
+    log: PathBuf,
+}
+
+impl MirrorCase {
+    /// The source has data; the destination and the log are blank.
+    fn new(folder: &Path, number: usize) -> MirrorCase {
+        let name = |prefix: &str| format!("{prefix}{number}");
+        let source = image(folder, &name("source"), ORIGIN);
+        fill(&source);
+        let destination = image(folder, &name("destination"), ORIGIN);
+        MirrorCase { source, destination, log: image(folder, &name("log"), 64 << 10) }
+    }
+
+    fn disks(&self) -> [&PathBuf; 3] {
+        [&self.source, &self.destination, &self.log]
+    }
+
+    /// Serves the mirror and waits until all is copied.
+    fn copy(&self) -> Server {
+        let (sectors, [source, destination, log]) = (ORIGIN / 512, self.disks().map(|path| path.display()));
+        let table = format!("d=0 {sectors} mirror disk 2 file:{log} {REGION} 2 {source} 0 {destination} 0");
+        let server = Server::start(&[&table]);
+        let all = format!(" {REGIONS}/{REGIONS} ");
+        until("a copy of all regions", || server.says(&["status", "d"]).contains(&all).then_some(()));
+        server
+    }
+
+    /// True if all regions are clean in the log.
+    fn has_clean_log(&self) -> bool {
+        let log = fs::read(&self.log).unwrap();
+        log[1024..][..REGIONS / 8].iter().all(|bits| *bits == 0xff)
+    }
+
+    /// Overwrites the begin of a region of the destination.
+    fn mark(&self, region: usize) {
+        let file = File::options().write(true).open(&self.destination).unwrap();
+        file.write_all_at(&[9; 512], (region * REGION_LEN) as u64).unwrap();
+    }
+
+    /// The regions that differ.
+    fn differences(&self) -> Vec<usize> {
+        let [source, destination] = [&self.source, &self.destination].map(|path| fs::read(path).unwrap());
+        let regions = source.chunks(REGION_LEN).zip(destination.chunks(REGION_LEN));
+        regions.enumerate().filter(|(_, (a, b))| a != b).map(|(region, _)| region).collect()
+    }
+}
+
+/// A kernel copies the regions that a killed udm left dirty, and no others; udm copies those that
+/// the kernel could not copy, and no others.
+#[test]
+fn a_real_kernel_and_udm_continue_each_others_mirrors() {
+    let modules = ["dm-mod", "dm-log", "dm-region-hash", "dm-mirror"];
+    let Some(kernel) = GuestKernel::find().filter(|kernel| kernel.has_module("dm-mirror")) else { return };
+    if !has("qemu-io") {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let [of_udm, of_kernel] = [0, 1].map(|number| MirrorCase::new(folder.path(), number));
+    // Two regions are dirty at the kill. Their copies are wrong, as if the writes had not landed.
+    let mut server = of_udm.copy();
+    until("clean regions", || of_udm.has_clean_log().then_some(()));
+    let writes = [3, 70].map(|region| format!("write -q -P 7 {} 4096", region * REGION_LEN));
+    qemu_io(&server, "d", &writes);
+    server.kill();
+    [3, 70, 10].into_iter().for_each(|region| of_udm.mark(region));
+    // The second half of the other source cannot be read.
+    let (sectors, half) = (ORIGIN / 512, ORIGIN / 1024);
+    let wait = |name: &str, count: usize| {
+        format!(
+            "for i in $(seq 300); do case \"$(dmsetup status {name})\" in *' {count}/{REGIONS} '*) break;; esac; \
+             sleep 0.2; done; echo \"STATUS $(dmsetup status {name})\"\n"
+        )
+    };
+    let script = format!(
+        "for i in $(seq 50); do [ -b /dev/vdf ] && break; sleep 0.1; done\n\
+         dmsetup --noudevsync create m --table '0 {sectors} mirror disk 2 /dev/vdc {REGION} 2 /dev/vda 0 /dev/vdb 0'\n\
+         {}echo KKKKKKKKKKKKKKK | dd of=/dev/dm-0 bs=4096 seek={} conv=sync,fsync,notrunc\n\
+         printf '0 {half} linear /dev/vdd 0\\n{half} {half} error\\n' | dmsetup --noudevsync create e\n\
+         dmsetup --noudevsync create k --table '0 {sectors} mirror disk 2 /dev/vdf {REGION} 2 /dev/dm-1 0 /dev/vde 0 1 handle_errors'\n\
+         {}dmsetup --noudevsync remove k\n",
+        wait("m", REGIONS),
+        200 * REGION_LEN / 4096,
+        wait("k", REGIONS / 2),
+    );
+    let mut qemu = kernel.machine(folder.path(), &modules, &["dmsetup"], &script);
+    for disk in [of_udm.disks(), of_kernel.disks()].as_flattened() {
+        qemu.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
+    }
+    let output = finish(qemu.spawn().unwrap(), folder.path());
+    let counts = [REGIONS, REGIONS / 2].map(|count| format!(" {count}/{REGIONS} "));
+    let statuses: Vec<_> = output.lines().filter(|line| line.starts_with("STATUS ")).collect();
+    assert!(
+        statuses.iter().zip(&counts).filter(|(line, count)| line.contains(*count)).count() == 2,
+        "{output}"
+    );
+    assert_eq!(of_udm.differences(), [10], "{output}");
+    let lower = of_kernel.differences();
+    assert_eq!(lower, (REGIONS / 2..REGIONS).collect::<Vec<_>>(), "{output}");
+    // Back in udm.
+    of_kernel.mark(20);
+    drop((of_udm.copy(), of_kernel.copy()));
+    assert_eq!((of_udm.differences(), of_kernel.differences()), (vec![10], vec![20]));
+    let written = fs::read(&of_udm.destination).unwrap();
+    assert!(written[200 * REGION_LEN..].starts_with(b"KKKKKKKKKKKKKKK\n"));
 }
