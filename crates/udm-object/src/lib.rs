@@ -23,8 +23,8 @@
 //! * **Time.** A server that does not answer, or answers 408, 429 or 5xx, is asked again, with
 //!   pauses that double, until the deadline of the URI. Then the read fails with a path error, so
 //!   multipath tries another path. Other refusals fail at once.
-//! * **Hedges.** A request that is slower than nearly all recent ones gets a second one; at most 5 %
-//!   more requests.
+//! * **Hedges.** A request that is slower than nearly all recent ones gets a second one: at most 5
+//!   of 100 requests do.
 //! * **Bounds.** Per object: [`source::FETCHES_MAX`] ranges at a time, [`block_cache`] memory. Per
 //!   lane: [`lane::READS_MAX`] reads.
 //! * **Credentials** come from the environment, from files and from the metadata service of the

@@ -131,7 +131,7 @@ fn clones_return_as_they_were() {
     server.says(&["throttle", "running", "none"]);
     server.says(&["throttle", "ended", "iops=8000"]);
     let limits = server.says(&["throttle"]);
-    assert_eq!(limits.lines().count(), 4, "{limits}");
+    assert_eq!(limits.lines().count(), 3, "{limits}");
     until_state(&server, "ended", "done");
     server.says(&["clone", "finish", "ended"]);
     server.kill();

@@ -359,9 +359,11 @@ fn buckets_of_google_and_azure_are_read() {
         ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
         ("AZURE_STORAGE_ACCOUNT_KEY", "dmVyeS1zZWNyZXQ="),
     ];
-    for (device, environment) in
-        [("d=gs://images/vm/disk.img", &google[..]), ("d=az://images/vm/disk.img", &azure)]
-    {
+    // Google's client encodes the whole key.
+    for (device, path, environment) in [
+        ("d=gs://images/vm/disk.img", "/images/vm%2Fdisk%2Eimg", &google[..]),
+        ("d=az://images/vm/disk.img", "/images/vm/disk.img", &azure),
+    ] {
         let mut command = udm(&["serve"]);
         command.envs(environment.iter().copied());
         let server = Server::start_by(command, &[device], &[]);
@@ -369,7 +371,7 @@ fn buckets_of_google_and_azure_are_read() {
         reads_right(&mut client, &object, 4096, 8192);
         let requests = web.take_requests();
         assert!(requests.len() >= 2, "{device}: {requests:?}");
-        assert!(requests.iter().all(|seen| seen.path == "/images/vm/disk.img"), "{device}: {requests:?}");
+        assert!(requests.iter().all(|seen| seen.path == path), "{device}: {requests:?}");
         let matched = requests.iter().skip(1).all(|seen| seen.if_match.as_deref() == Some("\"one\""));
         assert!(matched, "{device}: {requests:?}");
         let signed = |seen: &support::web_server::SeenRequest| {
@@ -380,6 +382,7 @@ fn buckets_of_google_and_azure_are_read() {
         web.lie(Some(Lie::Status(404)));
         assert!(read(&mut client, 524_288, 512).0 != 0);
         web.lie(None);
+        reads_right(&mut client, &object, 262_144, 512);
         web.set_object(content(MIB, 13), "\"two\"");
         assert!(read(&mut client, 786_432, 512).0 != 0);
         let log = until("the line of log", || {
@@ -401,7 +404,6 @@ fn a_pinned_version_is_read_or_none() {
     reads_right(&mut client, &object, 4096, 8192);
     let requests = web.take_requests();
     assert!(requests.iter().all(|seen| seen.if_match.as_deref() == Some("\"one\"")), "{requests:?}");
-    assert!(server.says(&["table", "d"]).contains("?etag=one"), "{}", server.says(&["table", "d"]));
     let error = refused(&format!("d={}", web.uri("?etag=two")));
     assert!(error.contains("the version with etag=\"two\" is not there (412)"), "{error}");
     // A server that ignores `If-Match`.
