@@ -22,6 +22,7 @@
 
 pub(crate) mod clones;
 pub(crate) mod file_stamp;
+pub mod fuzz;
 pub(crate) mod moves;
 mod own_record;
 pub(crate) mod records;

@@ -8,7 +8,7 @@ use udm_wire::words::quote_for_error_line;
 
 /// A failure of one attempt to read a range; each has one line for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ReadFailure {
+pub enum ReadFailure {
     /// The server does not answer, or is overloaded. Another attempt may succeed.
     Unavailable(String),
     /// The server refuses, or its answer is wrong. Another attempt would fail too.
@@ -18,8 +18,17 @@ pub(crate) enum ReadFailure {
 }
 
 impl ReadFailure {
+    /// The failure of an answer with a status that is not 206. `None` for a status that does not
+    /// exist.
+    #[must_use]
+    pub fn of_answer(status: u16) -> Option<ReadFailure> {
+        let status = StatusCode::from_u16(status).ok()?;
+        Some(UnexpectedAnswer { status, location: None }.failure())
+    }
+
     /// Status of reads that fail so. All are path errors: another mirror may have the object.
-    pub(crate) fn status(&self) -> Status {
+    #[must_use]
+    pub fn status(&self) -> Status {
         match self {
             ReadFailure::Unavailable(_) => Status::Timeout,
             ReadFailure::Refused(_) => Status::IoErr,
@@ -27,7 +36,9 @@ impl ReadFailure {
         }
     }
 
-    pub(crate) fn text(&self) -> &str {
+    /// The line for users.
+    #[must_use]
+    pub fn text(&self) -> &str {
         match self {
             ReadFailure::Unavailable(text) | ReadFailure::Refused(text) | ReadFailure::Changed(text) => text,
         }

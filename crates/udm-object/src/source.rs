@@ -1,45 +1,47 @@
 //! One object as it was when it was opened, and ranges of it.
 
 use crate::failure::{ReadFailure, classify};
+use crate::hedge::HedgePolicy;
+use crate::range_read::{ObjectVersion, RangeAnswerHead, RangeBody, RangeRead, ReadStep, silence_max};
 use crate::store::ObjectLocation;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::StreamExt;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+use futures_util::stream::FuturesUnordered;
+use object_store::{GetOptions, GetRange, ObjectStore};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use udm_backends::KnownObject;
-use udm_core::DeviceControlError;
 use udm_core::errno::{EIO, ENODEV, ETIMEDOUT};
+use udm_core::{DeviceControlError, Nanos};
 use udm_wire::uri::{ObjectUri, TimeSpan};
+use udm_wire::words::quote_for_error_line;
 
 /// Maximum number of ranges of one object that are requested at a time.
 pub(crate) const FETCHES_MAX: usize = 16;
 
-/// Pauses between attempts double from the first to the longest.
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-
-/// A server that sends nothing for this long gets another request. A shorter deadline shortens it,
-/// so that there are several attempts.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
-const ATTEMPTS_MIN: u32 = 3;
-
 /// A server that is unavailable for a shorter time is not logged: object stores limit the rate of
 /// requests by 429 and 503.
-const LOST_AFTER: Duration = Duration::from_secs(1);
+const LOST_AFTER: Nanos = Nanos::from_millis(1000);
 
 /// The longest wait for a server when a device is opened, as for NBD servers.
-const OPEN_MAX: Duration = Duration::from_secs(10);
+const OPEN_MAX: Nanos = Nanos::from_millis(10_000);
+
+/// The longest sleep at a time.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// An object: its length and ETag, and the state of its reads.
 pub(crate) struct ObjectSource {
     name: String,
     location: ObjectLocation,
-    deadline: Option<Duration>,
-    len: u64,
-    etag: String,
+    deadline: Option<Nanos>,
+    /// The ETag that the URI names, with its quotes.
+    pinned: Option<String>,
+    version: ObjectVersion,
+    hedges: Mutex<HedgePolicy>,
+    /// The origin of times of reads.
+    clock: Instant,
     /// Length and ETag come from an earlier process.
     is_known: bool,
     /// Set if the object has changed: all later reads fail with this.
@@ -56,9 +58,11 @@ impl ObjectSource {
         Ok(ObjectSource {
             name: uri.to_string(),
             location,
-            deadline: uri.deadline().map(|deadline| Duration::from_nanos(deadline.0)),
-            len: 0,
-            etag: String::new(),
+            deadline: uri.deadline(),
+            pinned: uri.etag.as_ref().map(|etag| format!("\"{etag}\"")),
+            version: ObjectVersion { len: 0, etag: String::new() },
+            hedges: Mutex::new(HedgePolicy::new(uri.hedge)),
+            clock: Instant::now(),
             is_known: false,
             changed: OnceLock::new(),
             failing: Mutex::default(),
@@ -68,22 +72,36 @@ impl ObjectSource {
 
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
-        self.len
+        self.version.len
     }
 
     /// The object is the version `known`: its server is not asked now.
     pub(crate) fn known_as(self, known: KnownObject) -> ObjectSource {
-        ObjectSource { len: known.len, etag: known.etag, is_known: true, ..self }
+        let version = ObjectVersion { len: known.len, etag: known.etag };
+        ObjectSource { version, is_known: true, ..self }
     }
 
     /// The version of the object.
     pub(crate) fn as_known(&self) -> KnownObject {
-        KnownObject { uri: self.name.clone(), len: self.len, etag: self.etag.clone() }
+        let ObjectVersion { len, etag } = self.version.clone();
+        KnownObject { uri: self.name.clone(), len, etag }
     }
 
     /// True if the version comes from an earlier process.
     pub(crate) fn is_known(&self) -> bool {
         self.is_known
+    }
+
+    fn now(&self) -> Nanos {
+        self.time_of(Instant::now())
+    }
+
+    fn time_of(&self, instant: Instant) -> Nanos {
+        Nanos(instant.saturating_duration_since(self.clock).as_nanos() as u64)
+    }
+
+    fn hedges(&self) -> MutexGuard<'_, HedgePolicy> {
+        self.hedges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks for the first byte, which shows the length, the ETag, and that the server knows ranges.
@@ -92,24 +110,28 @@ impl ObjectSource {
     /// In one line that names the object.
     pub(crate) async fn open(mut self) -> Result<ObjectSource, DeviceControlError> {
         let fail = |errno, why: &str| DeviceControlError::new(errno, format!("{}: {why}", self.name));
-        let until = Instant::now() + self.deadline.unwrap_or(OPEN_MAX).min(OPEN_MAX);
-        let (meta, _) = self.retry(Some(until), 0..1, false).await.map_err(|failure| match &failure {
-            ReadFailure::Unavailable(why) => {
-                let time = self.deadline.unwrap_or(OPEN_MAX).min(OPEN_MAX);
-                let time = TimeSpan(udm_core::Nanos(time.as_nanos() as u64));
-                fail(ETIMEDOUT, &format!("{why}, for {time}"))
-            }
-            ReadFailure::Refused(why) => fail(EIO, why),
-            ReadFailure::Changed(why) => fail(ENODEV, why),
+        let other_version = |pinned: &str, found: &str| {
+            fail(ENODEV, &format!("the version with etag={pinned} is not there{found}"))
+        };
+        let time = self.deadline.unwrap_or(OPEN_MAX).min(OPEN_MAX);
+        let read = self.request(0..1, None, Some(self.now() + time)).await;
+        let (head, _) = read.map_err(|failure| match (&failure, &self.pinned) {
+            (ReadFailure::Unavailable(why), _) => fail(ETIMEDOUT, &format!("{why}, for {}", TimeSpan(time))),
+            (ReadFailure::Refused(why), _) => fail(EIO, why),
+            (ReadFailure::Changed(_), Some(pinned)) => other_version(pinned, " (412)"),
+            (ReadFailure::Changed(why), None) => fail(ENODEV, why),
         })?;
-        let etag = match meta.e_tag {
+        let etag = match head.etag {
             Some(etag) if etag.starts_with("W/") => {
                 return Err(fail(EIO, "the server has only a weak ETag, so a change would not be noticed"));
             }
             Some(etag) => etag,
             None => return Err(fail(EIO, "the server sends no ETag, so a change would not be noticed")),
         };
-        (self.len, self.etag) = (meta.size, etag);
+        if let Some(pinned) = self.pinned.as_ref().filter(|pinned| **pinned != etag) {
+            return Err(other_version(pinned, &format!(", but {}", quote_for_error_line(&etag))));
+        }
+        self.version = ObjectVersion { len: head.object_len, etag };
         Ok(self)
     }
 
@@ -121,7 +143,8 @@ impl ObjectSource {
         if let Some(changed) = self.changed.get() {
             return Err(changed.clone());
         }
-        let result = self.retry(self.deadline.map(|deadline| since + deadline), range, true).await;
+        let until = self.deadline.map(|deadline| self.time_of(since) + deadline);
+        let result = self.request(range, Some(&self.version), until).await;
         match &result {
             Ok(_) => self.note_success(),
             Err(failure) => {
@@ -134,95 +157,81 @@ impl ObjectSource {
         result.map(|(_, bytes)| bytes)
     }
 
-    /// Repeats attempts until one succeeds, is refused, or `until` has passed.
-    async fn retry(
+    /// Sends requests of a range until one has an answer, is refused, or `until` has passed.
+    /// Without a `version` any is accepted.
+    async fn request(
         &self,
-        until: Option<Instant>,
         range: Range<u64>,
-        is_opened: bool,
-    ) -> Result<(ObjectMeta, Bytes), ReadFailure> {
-        let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
-        let silence = self.deadline.map_or(SILENCE_MAX, |deadline| deadline / ATTEMPTS_MIN).min(SILENCE_MAX);
-        let begin = Instant::now();
-        let mut pause = PAUSE_FIRST;
-        let mut last = ReadFailure::Unavailable("no answer".into());
+        version: Option<&ObjectVersion>,
+        until: Option<Nanos>,
+    ) -> Result<(RangeAnswerHead, Bytes), ReadFailure> {
+        let (len, jitter) = (range.end - range.start, self.requests.load(Relaxed));
+        let mut read = RangeRead::new(len, self.now(), until, jitter);
+        // Those that are left at the end are abandoned: their connections are closed.
+        let mut attempts = FuturesUnordered::new();
         loop {
-            let time = left();
-            if time == Some(Duration::ZERO) {
-                return Err(last);
-            }
-            let attempt = self.attempt(range.clone(), is_opened, silence);
-            let result = match time {
-                Some(time) => match tokio::time::timeout(time, attempt).await {
-                    Ok(result) => result,
-                    Err(_) => return Err(last),
-                },
-                None => attempt.await,
+            let step = read.step(self.now(), &mut self.hedges());
+            let until = match step {
+                ReadStep::Send => {
+                    attempts.push(self.attempt(range.clone(), version));
+                    continue;
+                }
+                ReadStep::Wait(until) => until,
+                ReadStep::Fail(failure) => return Err(failure),
             };
-            last = match result {
-                Err(failure @ ReadFailure::Unavailable(_)) => failure,
-                other => return other,
-            };
-            if is_opened && begin.elapsed() >= LOST_AFTER {
-                self.note_failure(&last);
+            let left = Duration::from_nanos(until.since(self.now()).0).min(SLEEP_MAX);
+            tokio::select! {
+                Some(result) = attempts.next() => {
+                    read.answer(self.now(), result.as_ref().map(|_| ()), &mut self.hedges());
+                    match result {
+                        Ok(answer) => return Ok(answer),
+                        Err(failure) if version.is_some() && self.is_long_since(&read) => {
+                            self.note_failure(&failure);
+                        }
+                        Err(_) => {}
+                    }
+                }
+                () = tokio::time::sleep(left) => {}
             }
-            // The pauses of several readers must not coincide.
-            let jitter = self.requests.load(Relaxed) % 16;
-            let wait = pause.mul_f64(0.75 + jitter as f64 / 32.0);
-            tokio::time::sleep(left().map_or(wait, |left| wait.min(left))).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// True if a read that an unavailable server delays is worth a line in the log.
+    fn is_long_since(&self, read: &RangeRead) -> bool {
+        self.now().since(read.began()) >= LOST_AFTER
     }
 
     /// One request of a range, with all checks of the answer.
     async fn attempt(
         &self,
         range: Range<u64>,
-        is_opened: bool,
-        silence: Duration,
-    ) -> Result<(ObjectMeta, Bytes), ReadFailure> {
+        version: Option<&ObjectVersion>,
+    ) -> Result<(RangeAnswerHead, Bytes), ReadFailure> {
         self.requests.fetch_add(1, Relaxed);
+        let silence = Duration::from_nanos(silence_max(self.deadline).0);
         let silent = |_| ReadFailure::Unavailable("no answer".into());
         let options = GetOptions {
             range: Some(GetRange::Bounded(range.clone())),
-            if_match: is_opened.then(|| self.etag.clone()),
+            if_match: version.map(|version| version.etag.clone()).or_else(|| self.pinned.clone()),
             ..GetOptions::default()
         };
         let ObjectLocation { store, path } = &self.location;
         let answer = tokio::time::timeout(silence, store.get_opts(path, options)).await.map_err(silent)?;
         let answer = answer.map_err(|error| classify(&error))?;
-        let meta = answer.meta.clone();
-        if is_opened {
-            self.check_same(&meta)?;
+        let head = RangeAnswerHead {
+            etag: answer.meta.e_tag.clone(),
+            object_len: answer.meta.size,
+            range: answer.range.clone(),
+        };
+        if let Some(version) = version {
+            version.check(&head)?;
         }
-        let wanted = (range.end - range.start) as usize;
-        let mut body = BytesMut::with_capacity(wanted);
+        let mut body = RangeBody::begin(&range, &head)?;
         let mut stream = answer.into_stream();
         while let Some(part) = tokio::time::timeout(silence, stream.next()).await.map_err(silent)? {
-            let part = part.map_err(|error| classify(&error))?;
-            if body.len() + part.len() > wanted {
-                return Err(ReadFailure::Refused(format!("a wrong answer: more than {wanted} bytes")));
-            }
-            body.extend_from_slice(&part);
+            body.add(&part.map_err(|error| classify(&error))?)?;
         }
-        if body.len() < wanted {
-            let text = format!("a wrong answer: {} bytes instead of {wanted}", body.len());
-            return Err(ReadFailure::Refused(text));
-        }
-        Ok((meta, body.freeze()))
-    }
-
-    /// Compares an answer with the object as it was opened: a server may ignore `If-Match`.
-    fn check_same(&self, meta: &ObjectMeta) -> Result<(), ReadFailure> {
-        if meta.size != self.len {
-            let text = format!("the object has changed: {} bytes instead of {}", meta.size, self.len);
-            return Err(ReadFailure::Changed(text));
-        }
-        match &meta.e_tag {
-            Some(etag) if *etag == self.etag => Ok(()),
-            Some(_) => Err(ReadFailure::Changed("the object has changed: another ETag".into())),
-            None => Err(ReadFailure::Refused("a wrong answer: no ETag".into())),
-        }
+        Ok((head, body.end()?))
     }
 
     fn note_failure(&self, failure: &ReadFailure) {

@@ -62,6 +62,8 @@ pub struct SimDisk {
     grown: Vec<(u64, u64)>,
     /// Sectors per block. Ranges must be whole blocks.
     pub block: u64,
+    /// True if queries show blank sectors as holes.
+    pub shows_holes: bool,
     /// True if writes fail.
     pub read_only: bool,
     /// True if the disk was read-only at some time since power-on. Tables above may still use that
@@ -106,6 +108,7 @@ impl SimDisk {
             stuck: false,
             grown: Vec::new(),
             block: 1,
+            shows_holes: false,
             read_only: false,
             was_read_only: false,
             max: [u64::from(u32::MAX); 3],
@@ -133,6 +136,12 @@ impl SimDisk {
     /// Makes `sector` durably zero.
     pub fn blank(&mut self, sector: u64) {
         self.write(sector, 0, true);
+    }
+
+    /// True if `sector` has zeroes, and will have after a power cut.
+    #[must_use]
+    pub fn is_blank(&self, sector: u64) -> bool {
+        self.contents(sector).all(|stamp| stamp == 0)
     }
 
     /// Changes the length limits.

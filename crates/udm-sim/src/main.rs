@@ -38,6 +38,9 @@ struct Options {
     /// Run the worlds of a clone
     #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     clones: bool,
+    /// Run the worlds of a clone of an object, whose server stalls, lies, refuses and disappears
+    #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
+    objects: bool,
     /// Run the worlds of a mirror that is switched to its destination
     #[arg(long, group = "cut_worlds", conflicts_with_all = ["bench", "nbd", "verbs", "nbd_client", "lives", "vhost_user"])]
     mirrors: bool,
@@ -121,6 +124,7 @@ enum CoverageCounters {
     Lives(Box<lifecycle::LifecycleCounts>),
     VhostUser(Box<vhost_user::VhostUserCounts>),
     Clones(Box<clones::CloneCounts>),
+    Objects(Box<clones::CloneCounts>),
     Nvme(Box<nvme::NvmeTargetCounts>),
     NvmeClient(Box<nvme_client::NvmeClientCounts>),
     Mirrors(Box<clones::CloneCounts>),
@@ -146,6 +150,7 @@ impl CoverageCounters {
             _ if options.nvme => CoverageCounters::Nvme(Box::default()),
             _ if options.nvme_client => CoverageCounters::NvmeClient(Box::default()),
             _ if options.clones => CoverageCounters::Clones(Box::default()),
+            _ if options.objects => CoverageCounters::Objects(Box::default()),
             _ if options.mirrors => CoverageCounters::Mirrors(Box::default()),
             _ if options.mirror_logs => CoverageCounters::MirrorLogs(Box::default()),
             (true, ..) => CoverageCounters::Nbd(Box::default()),
@@ -186,6 +191,13 @@ impl CoverageCounters {
                 let counts = if every_cut { clones::run_every_power_cut(plan) } else { clones::run(plan) };
                 add_counts(&mut **all, counts, |counts| counts.hash)
             }
+            CoverageCounters::Objects(all) => {
+                let run = match every_cut {
+                    true => clones::run_every_power_cut_of_clone_of_object,
+                    false => clones::run_clone_of_object,
+                };
+                add_counts(&mut **all, run(plan), |counts| counts.hash)
+            }
             CoverageCounters::Mirrors(all) => {
                 let run = if every_cut { clones::run_every_power_cut_of_mirror } else { clones::run_mirror };
                 add_counts(&mut **all, run(plan), |counts| counts.hash)
@@ -211,6 +223,7 @@ impl CoverageCounters {
             CoverageCounters::Nvme(_) => |plan| nvme::run(plan).map(drop),
             CoverageCounters::NvmeClient(_) => |plan| nvme_client::run(plan).map(drop),
             CoverageCounters::Clones(_) => |plan| clones::run(plan).map(drop),
+            CoverageCounters::Objects(_) => |plan| clones::run_clone_of_object(plan).map(drop),
             CoverageCounters::Mirrors(_) => |plan| clones::run_mirror(plan).map(drop),
             CoverageCounters::MirrorLogs(_) => |plan| clones::run_logged_mirror(plan).map(drop),
         };
@@ -228,6 +241,7 @@ impl CoverageCounters {
             CoverageCounters::Nvme(counts) => counts.report(),
             CoverageCounters::NvmeClient(counts) => counts.report(),
             CoverageCounters::Clones(counts)
+            | CoverageCounters::Objects(counts)
             | CoverageCounters::Mirrors(counts)
             | CoverageCounters::MirrorLogs(counts) => counts.report(),
         }
@@ -416,6 +430,7 @@ fn shrink_and_print_failure(failure: RunFailure, options: &Options, tally: &RunP
         _ if options.lives => "--lives ",
         _ if options.vhost_user => "--vhost-user ",
         _ if options.clones => "--clones ",
+        _ if options.objects => "--objects ",
         _ if options.mirrors => "--mirrors ",
         _ if options.nvme => "--nvme ",
         _ if options.nvme_client => "--nvme-client ",

@@ -18,8 +18,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use udm_core::{
-    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, DrainMode, GrowResultCallback,
-    GrowthPolicy, Lane, Limits, Nanos, Op, Sectors, SharedDiskState, Status,
+    Batch, Bio, BioFlags, Cx, Device, DeviceControlError, DeviceId, DrainMode, ExtentKind, Extents,
+    GrowResultCallback, GrowthPolicy, Lane, Limits, Nanos, Op, Sector, Sectors, SharedDiskState, Status,
 };
 
 /// The control half of a path.
@@ -89,6 +89,15 @@ impl Device for SimPath {
 
     fn shared_disk_state(&self) -> Option<&SharedDiskState> {
         Some(&self.shared_disk_state)
+    }
+
+    fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+        let env = lock_environment(&self.env);
+        let disk = &env.disks[env.paths[self.index].disk];
+        for sector in from.0..from.0 + len.0 {
+            let is_hole = disk.shows_holes && disk.is_blank(sector);
+            out.push(Sectors(1), if is_hole { ExtentKind::Hole } else { ExtentKind::Data });
+        }
     }
 
     fn growth(&self) -> Option<GrowthPolicy> {

@@ -44,6 +44,8 @@ pub enum RngStream {
     Verbs,
     /// Limits of the requests and bytes per second of devices.
     Throttles,
+    /// Blank sectors of an object.
+    Objects,
 }
 
 /// A stream of random numbers.

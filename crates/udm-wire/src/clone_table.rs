@@ -153,4 +153,36 @@ mod tests {
         let two = parse_table("0 8 clone m d s 8\n8 8 clone m d s 8").unwrap();
         assert_eq!(CloneTableLine::of_table(&two), None);
     }
+
+    /// Changes of lines at random places keep what [`crate::fuzz::fuzz_clone_table`] checks.
+    #[test]
+    fn changed_lines_are_read_as_they_are_written() {
+        let seeds = [
+            "0 128 clone m d s 8 2 no_hydration no_discard_passdown 6 hydration_threshold 9 hydration_batch_size 7 hydrate_first 3,1",
+            "0 128 clone /m.clone file:/d\\ 1?direct=on https://h/x?etag=1 128 0 2 hydration_threshold 64",
+        ];
+        let mut state = 1u64;
+        let mut draw = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let mut read = 0;
+        for n in 0..5000 {
+            let mut bytes = seeds[n % seeds.len()].as_bytes().to_vec();
+            for _ in 0..draw(3) {
+                let at = draw(bytes.len());
+                match draw(3) {
+                    0 => bytes[at] = b" 0123456789clone\\_\"\n\xff"[draw(21)],
+                    1 => drop(bytes.remove(at)),
+                    _ => bytes.insert(at, b" 19\\"[draw(4)]),
+                }
+            }
+            crate::fuzz::fuzz_clone_table(&bytes);
+            read += usize::from(
+                parse_table(&String::from_utf8_lossy(&bytes))
+                    .is_ok_and(|lines| CloneTableLine::of_table(&lines).is_some()),
+            );
+        }
+        assert!((1000..5000).contains(&read), "{read} of 5000 were lines of clones");
+    }
 }

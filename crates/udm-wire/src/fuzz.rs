@@ -11,6 +11,7 @@
 
 mod boot_profile;
 mod clone_metadata;
+mod clone_table;
 mod extended_headers;
 mod mirror_log;
 mod nvme_host;
@@ -24,6 +25,7 @@ pub use nvme_pdu::fuzz_nvme_pdu;
 
 pub use boot_profile::fuzz_boot_profile;
 pub use clone_metadata::fuzz_clone_metadata;
+pub use clone_table::fuzz_clone_table;
 pub use mirror_log::fuzz_mirror_log;
 
 use crate::{cow, log_writes, multipath_conf, nbd, size, table, udm_conf, uri, vhost_user, words};

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use udm_core::Nanos;
 use udm_wire::uri::{
-    DeviceUri, FileUri, ImageFormat, IoSchedulerName, NbdAddress, NbdTlsParams, NbdUri, NullParams,
-    ObjectScheme, ObjectUri, QueueParams, ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy,
-    parse_device_uri,
+    DeviceUri, FileUri, HedgeSetting, ImageFormat, IoSchedulerName, NbdAddress, NbdTlsParams, NbdUri,
+    NullParams, ObjectScheme, ObjectUri, QueueParams, ReplyDeadlineSetting, ServerStoppedProof,
+    SilentServerPolicy, parse_device_uri,
 };
 
 fn file(path: &str, direct: Option<bool>, readonly: bool) -> DeviceUri {
@@ -54,6 +54,8 @@ fn object(scheme: ObjectScheme, authority: &str, key: &str) -> DeviceUri {
         authority,
         key,
         deadline,
+        etag: None,
+        hedge: HedgeSetting::Auto,
         insecure: false,
         is_qcow2: false,
         queue: None,
@@ -69,6 +71,11 @@ fn timed(uri: DeviceUri, seconds: u64) -> DeviceUri {
     let DeviceUri::Object(uri) = uri else { panic!("{uri}") };
     let deadline = ReplyDeadlineSetting::After(Nanos::from_millis(seconds * 1000));
     DeviceUri::Object(ObjectUri { deadline, ..uri })
+}
+
+fn pinned(etag: &str, hedge: HedgeSetting) -> DeviceUri {
+    let DeviceUri::Object(uri) = object(ObjectScheme::S3, "b", "k") else { panic!("{etag}") };
+    DeviceUri::Object(ObjectUri { etag: Some(etag.into()), hedge, ..uri })
 }
 
 #[test]
@@ -139,6 +146,13 @@ fn every_form_and_its_canonical_spelling() {
         ("http://[::1]/x", object(ObjectScheme::Http, "[::1]", "x"), "http://[::1]/x"),
         ("s3://my-bucket/a%20b", object(ObjectScheme::S3, "my-bucket", "a b"), "s3://my-bucket/a%20b"),
         ("https://h/a.qcow2?format=qcow2", in_qcow2("h", "a.qcow2"), "https://h/a.qcow2?format=qcow2"),
+        (
+            "s3://b/k?etag=%22a-7=%22&hedge=1000ms",
+            pinned("a-7=", HedgeSetting::After(Nanos::from_millis(1000))),
+            "s3://b/k?etag=a-7%3D&hedge=1s",
+        ),
+        ("s3://b/k?hedge=off&etag=0x8D", pinned("0x8D", HedgeSetting::Off), "s3://b/k?etag=0x8D&hedge=off"),
+        ("s3://b/k?etag=a%26b&hedge=auto", pinned("a&b", HedgeSetting::Auto), "s3://b/k?etag=a%26b"),
         ("gs://b/k?deadline=60s", timed(object(ObjectScheme::Gs, "b", "k"), 60), "gs://b/k?deadline=1m"),
         ("mem:1G", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
         ("mem:1024MiB", DeviceUri::Mem { size: 1 << 30, queue: None }, "mem:1G"),
@@ -245,7 +259,7 @@ fn refusals_say_what_would_be_right() {
         ),
         (
             "https://h/x?X-Amz-Signature=1",
-            "https: unknown parameter \"X-Amz-Signature\"; there are deadline, insecure, format and those of a queue (a signed URL is refused, because tables are shown in status lines)",
+            "https: unknown parameter \"X-Amz-Signature\"; there are deadline, etag, hedge, insecure, format and those of a queue (a signed URL is refused, because tables are shown in status lines)",
         ),
         (
             "http://h/x",
@@ -256,6 +270,18 @@ fn refusals_say_what_would_be_right() {
         ("https://h:0/x", "https: port \"0\" is not in 1..65535"),
         ("s3://b/x?format=vmdk", "s3: format=\"vmdk\" is neither raw nor qcow2"),
         ("s3://b/x?insecure=on", "s3: insecure=on is for http: only"),
+        (
+            "s3://b/x?etag=W/%22a%22",
+            "s3: etag: \"W/\\\"a\\\"\" is a weak ETag, which does not tell versions apart",
+        ),
+        (
+            "s3://b/x?etag=",
+            "s3: etag: \"\" is not an ETag: 1 to 256 printable characters without space or quote",
+        ),
+        (
+            "s3://b/x?hedge=0ms",
+            "s3: hedge: \"0ms\" is not a time from 1ms to 24h (a number, then ms, s, m or h)",
+        ),
         (
             "file:a?format=vmdk",
             "file: format=\"vmdk\" is neither raw nor qcow2 (nbd: serves others, by qemu-nbd)",

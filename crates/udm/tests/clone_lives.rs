@@ -125,6 +125,13 @@ fn clones_return_as_they_were() {
     server.says(&["remove", "gone"]);
     server.says(&["clone", "start", "ended"]);
     server.says(&["message", "new", "0", "hydration_threshold 7"]);
+    server.says(&["throttle", "paused", "iops=9000"]);
+    server.says(&["throttle", "new", "--group", "g", "bps=2G"]);
+    server.says(&["throttle", "running", "--group", "g"]);
+    server.says(&["throttle", "running", "none"]);
+    server.says(&["throttle", "ended", "iops=8000"]);
+    let limits = server.says(&["throttle"]);
+    assert_eq!(limits.lines().count(), 3, "{limits}");
     until_state(&server, "ended", "done");
     server.says(&["clone", "finish", "ended"]);
     server.kill();
@@ -148,6 +155,7 @@ fn clones_return_as_they_were() {
     );
     assert!(server.says(&["table", "new"]).contains("hydration_threshold 7"));
     assert!(server.says(&["table", "ended"]).contains(" linear "));
+    assert_eq!(server.says(&["throttle"]), limits);
     for number in 0..SIZE / REGION {
         let expected = if number == 3 { half_written(3) } else { region(number) };
         assert_eq!(read(&server, "paused", number), Ok(expected), "region {number}");

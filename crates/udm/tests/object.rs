@@ -345,3 +345,99 @@ fn a_bucket_is_read_with_the_credentials_of_the_environment() {
     let requests = web.take_requests();
     assert!(!requests.is_empty() && is_signed("FILEKEY", &requests), "{requests:?}");
 }
+
+/// Google's and Azure's stores with servers of their protocols.
+#[test]
+fn buckets_of_google_and_azure_are_read() {
+    let object = content(MIB, 12);
+    let web = WebServer::start(object.clone());
+    let endpoint = format!("http://127.0.0.1:{}", web.port());
+    let google = [("GOOGLE_BASE_URL", endpoint.as_str()), ("GOOGLE_SKIP_SIGNATURE", "true")];
+    let azure = [
+        ("AZURE_STORAGE_ENDPOINT", endpoint.as_str()),
+        ("AZURE_ALLOW_HTTP", "true"),
+        ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+        ("AZURE_STORAGE_ACCOUNT_KEY", "dmVyeS1zZWNyZXQ="),
+    ];
+    // Google's client encodes the whole key.
+    for (device, path, environment) in [
+        ("d=gs://images/vm/disk.img", "/images/vm%2Fdisk%2Eimg", &google[..]),
+        ("d=az://images/vm/disk.img", "/images/vm/disk.img", &azure),
+    ] {
+        let mut command = udm(&["serve"]);
+        command.envs(environment.iter().copied());
+        let server = Server::start_by(command, &[device], &[]);
+        let mut client = Client::connect(&server.nbd, "d");
+        reads_right(&mut client, &object, 4096, 8192);
+        let requests = web.take_requests();
+        assert!(requests.len() >= 2, "{device}: {requests:?}");
+        assert!(requests.iter().all(|seen| seen.path == path), "{device}: {requests:?}");
+        let matched = requests.iter().skip(1).all(|seen| seen.if_match.as_deref() == Some("\"one\""));
+        assert!(matched, "{device}: {requests:?}");
+        let signed = |seen: &support::web_server::SeenRequest| {
+            seen.authorization.as_ref().is_some_and(|sent| sent.starts_with("SharedKey account:"))
+        };
+        assert_eq!(requests.iter().all(signed), device.contains("az:"), "{device}: {requests:?}");
+        // A change and a refusal are told as for other servers.
+        web.lie(Some(Lie::Status(404)));
+        assert!(read(&mut client, 524_288, 512).0 != 0);
+        web.lie(None);
+        reads_right(&mut client, &object, 262_144, 512);
+        web.set_object(content(MIB, 13), "\"two\"");
+        assert!(read(&mut client, 786_432, 512).0 != 0);
+        let log = until("the line of log", || {
+            Some(server.log()).filter(|log| log.contains("404 Not Found") && log.contains("has changed"))
+        });
+        assert!(!log.contains("dmVyeS1zZWNyZXQ"), "{log}");
+        web.set_object(object.clone(), "\"one\"");
+        web.take_requests();
+    }
+}
+
+/// The user names the version.
+#[test]
+fn a_pinned_version_is_read_or_none() {
+    let object = content(MIB, 14);
+    let web = WebServer::start(object.clone());
+    let server = Server::start(&[&format!("d={}", web.uri("?etag=one"))]);
+    let mut client = Client::connect(&server.nbd, "d");
+    reads_right(&mut client, &object, 4096, 8192);
+    let requests = web.take_requests();
+    assert!(requests.iter().all(|seen| seen.if_match.as_deref() == Some("\"one\"")), "{requests:?}");
+    let error = refused(&format!("d={}", web.uri("?etag=two")));
+    assert!(error.contains("the version with etag=\"two\" is not there (412)"), "{error}");
+    // A server that ignores `If-Match`.
+    web.lie(Some(Lie::OtherEtag));
+    let error = refused(&format!("d={}", web.uri("?etag=one")));
+    assert!(error.contains("the version with etag=\"one\" is not there, but "), "{error}");
+}
+
+/// A request that is slow gets a second one, and the read does not wait for the first.
+#[test]
+fn a_slow_request_is_hedged() {
+    let object = content(8 * MIB, 15);
+    let web = WebServer::start(object.clone());
+    let server = Server::start(&[&format!("d={}", web.uri("?hedge=20ms&deadline=none"))]);
+    let mut client = Client::connect(&server.nbd, "d");
+    // Twenty requests earn a hedge. Backwards, so nothing is read ahead.
+    for block in (64..96).rev() {
+        reads_right(&mut client, &object, block * 65_536, 512);
+    }
+    web.take_requests();
+    web.hold_next();
+    let begin = Instant::now();
+    reads_right(&mut client, &object, 0, 512);
+    // Without a hedge, another request is sent after 10 s of silence.
+    assert!(begin.elapsed() < Duration::from_secs(8), "it took {:?}", begin.elapsed());
+    let requests = web.take_requests();
+    assert_eq!(requests.len(), 2, "{requests:?}");
+    assert_eq!(requests[0].range, requests[1].range);
+    web.release();
+    // If all are slow, few are sent twice.
+    web.set_delay(Duration::from_millis(30));
+    for block in (0..64).rev() {
+        reads_right(&mut client, &object, block * 65_536, 512);
+    }
+    let requests = web.take_requests();
+    assert!(requests.len() <= 64 + 4 + 4, "{} requests for 64 blocks", requests.len());
+}

@@ -51,6 +51,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "udm-core",
             "udm-dm",
             "udm-frontends",
+            "udm-object",
             "udm-queue",
             "udm-runtime",
             "udm-targets",

@@ -104,10 +104,10 @@ fn sockets_come_and_go() {
     assert!(!third.exists(), "the new server knows that it was added");
 }
 
-/// The sockets of snapshots that were created by name come back with them; those of other devices
-/// do not.
+/// The sockets of snapshots and clones that were created by name come back with them; those of other
+/// devices do not.
 #[test]
-fn sockets_come_back_with_snapshots() {
+fn sockets_come_back_with_snapshots_and_clones() {
     if needs_no_sandbox("sockets in a folder that outlives the server") {
         return;
     }
@@ -122,8 +122,14 @@ fn sockets_come_back_with_snapshots() {
         server.says(&["snapshot", "create", name, "--of", "d"]);
         server.says(&["vhost-user", "add", name, text(&path(name))]);
     }
-    server.says(&["vhost-user", "add", "s", text(&path("extra"))]);
-    server.says(&["vhost-user", "remove", "s", text(&path("extra"))]);
+    let (source, image) = (path("source"), path("image"));
+    fs::write(&source, vec![7; 1 << 20]).unwrap();
+    server.says(&["clone", "create", "c", "--from", text(&source), "--to", text(&image), "--pause"]);
+    server.says(&["vhost-user", "add", "c", text(&path("c"))]);
+    for name in ["s", "c"] {
+        server.says(&["vhost-user", "add", name, text(&path("extra"))]);
+        server.says(&["vhost-user", "remove", name, text(&path("extra"))]);
+    }
     server.says(&["vhost-user", "add", "d", text(&path("d"))]);
     server.kill();
     let names = |server: &Server| -> Vec<String> {
@@ -133,22 +139,22 @@ fn sockets_come_back_with_snapshots() {
         names
     };
     let mut server = serve();
-    assert_eq!(names(&server), ["s true", "t true"], "after a kill: {}", server.log());
-    for name in ["s", "t"] {
+    assert_eq!(names(&server), ["c true", "s true", "t true"], "after a kill: {}", server.log());
+    for name in ["c", "s", "t"] {
         machine(&path(name));
     }
     server.upgrade(&[UDM]);
     server.says(&["rename", "t", "u"]);
     server.kill();
     let mut server = serve();
-    assert_eq!(names(&server), ["s true", "u true"], "after an upgrade, a rename and a kill");
+    assert_eq!(names(&server), ["c true", "s true", "u true"], "after an upgrade, a rename and a kill");
     machine(&path("t"));
     // Another program has taken the path meanwhile: the snapshot comes back all the same.
     server.kill();
     fs::remove_file(path("s")).unwrap();
     fs::write(path("s"), "a file").unwrap();
     let server = serve();
-    assert_eq!(names(&server), ["u true"]);
+    assert_eq!(names(&server), ["c true", "u true"]);
     assert!(server.log().contains("s: no machine can connect: "), "{}", server.log());
     assert_eq!(fs::read(path("s")).unwrap(), b"a file");
 }

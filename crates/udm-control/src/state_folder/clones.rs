@@ -2,7 +2,7 @@
 //!
 //! `clones/ID.json` in the state folder is one record. It is written before the device of the clone
 //! exists, and removed after that device was removed by a verb. In between it follows what verbs
-//! change: a pause, another name, the end of the clone.
+//! change: a pause, another name, limits, sockets of virtual machines, the end of the clone.
 //!
 //! The metadata of a clone says which regions are in its destination, so a record must never lead
 //! to another destination or to other metadata. It has the identities of both disks.
@@ -11,6 +11,7 @@
 //! server takes a record of one that has ended, under a lock of the folder of records.
 
 use super::{StableDiskId, StateFolder, read_own_record, read_records, write_durably};
+use crate::throttle_settings::ThrottleSettings;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -74,6 +75,12 @@ pub(crate) struct CloneRecord {
     /// The source as it was, if it is an object: another version of it is another source.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub object: Option<RecordedObject>,
+    /// The limits of its device.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub throttle: Option<ThrottleSettings>,
+    /// Paths of the sockets that were added for virtual machines.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub vhost_user: Vec<PathBuf>,
     /// The lock file of the server that has the clone.
     pub server: String,
 }
@@ -105,6 +112,26 @@ impl StateFolder {
     /// The record of the device `name` of this server.
     pub(crate) fn own_clone(&self, name: &str) -> Option<CloneRecord> {
         self.own_clones().values().find(|record| record.name == name).cloned()
+    }
+
+    /// All records of clones of this server.
+    pub(crate) fn all_own_clones(&self) -> Vec<CloneRecord> {
+        self.own_clones().values().cloned().collect()
+    }
+
+    /// Writes the record of the device `name` of this server as `change` has changed it, if there
+    /// is one and it is another one then. May block.
+    ///
+    /// # Errors
+    /// As [`StateFolder::put_clone`].
+    pub(crate) fn change_clone(
+        &self,
+        name: &str,
+        change: impl FnOnce(CloneRecord) -> CloneRecord,
+    ) -> io::Result<()> {
+        let Some(was) = self.own_clone(name) else { return Ok(()) };
+        let record = change(was.clone());
+        if record == was { Ok(()) } else { self.put_clone(&record) }
     }
 
     /// Writes a record of this server. May block.
@@ -191,6 +218,8 @@ mod tests {
             destination,
             metadata: None,
             object: None,
+            throttle: None,
+            vhost_user: Vec::new(),
             server: String::new(),
         }
     }

@@ -75,8 +75,8 @@ impl DiskPlace {
         let own = DiskPiece { disk: self.disk.clone(), start: self.start, sectors: len };
         std::iter::once(&own).chain(&self.beneath).any(|piece| {
             compare_disks(&piece.disk, found) == PlaceMatch::Same
-                && start < piece.start + piece.sectors
-                && piece.start < start + sectors
+                && start < piece.start.saturating_add(piece.sectors)
+                && piece.start < start.saturating_add(sectors)
         })
     }
 

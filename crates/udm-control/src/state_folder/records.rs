@@ -128,7 +128,7 @@ impl SnapshotRecord {
     }
 
     /// The record after the mapped device `old` is renamed to `new`; `None` if nothing changes.
-    fn renamed(&self, old: &str, new: &str, is_ours: bool) -> Option<SnapshotRecord> {
+    pub(super) fn renamed(&self, old: &str, new: &str, is_ours: bool) -> Option<SnapshotRecord> {
         let (from, to) = (StableDiskId::mapped(old), StableDiskId::mapped(new));
         let moved = |id: &StableDiskId| if *id == from { to.clone() } else { id.clone() };
         let word = |word: String| if word == from.name { to.name.clone() } else { word };

@@ -7,6 +7,7 @@ use super::block_on_verb;
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
+use crate::state_folder::clones::CloneRecord;
 use crate::throttle_settings::ThrottleSettings;
 use std::sync::{Arc, PoisonError};
 use udm_core::errno::{EINVAL, EIO, ENOENT};
@@ -27,8 +28,8 @@ impl RegisteredDevice {
     }
 }
 
-/// Limits the device `word` as `request` says. The limits of snapshots that were created by name
-/// are recorded, so they come back with them. May block.
+/// Limits the device `word` as `request` says. The limits of snapshots and clones that were created
+/// by name are recorded, so they come back with them. May block.
 ///
 /// # Errors
 /// ENXIO if there is no such device; EINVAL for limits or a group's name that are none; ENOENT for
@@ -45,8 +46,8 @@ pub fn throttle_device(
     })
 }
 
-/// Records the limits of snapshots that were created by name, as far as they have changed: those of
-/// a group may change for several.
+/// Records the limits of snapshots and clones that were created by name, as far as they have
+/// changed: those of a group may change for several.
 async fn record_throttles(registry: &DeviceRegistry) -> std::io::Result<()> {
     let Some(folder) = registry.state_folder() else { return Ok(()) };
     for record in folder.attached_here().into_iter().filter(|record| record.by_name) {
@@ -55,6 +56,11 @@ async fn record_throttles(registry: &DeviceRegistry) -> std::io::Result<()> {
             let _lock = registry.store_locks.lock(std::slice::from_ref(&record.store)).await;
             folder.record_throttle(&record.file_name(), throttle_settings(&mapped))?;
         }
+    }
+    for record in folder.all_own_clones() {
+        let Ok(mapped) = registry.find(&record.name) else { continue };
+        let throttle = throttle_settings(&mapped);
+        folder.change_clone(&record.name, |was| CloneRecord { throttle, ..was })?;
     }
     Ok(())
 }

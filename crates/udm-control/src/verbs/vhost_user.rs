@@ -2,13 +2,14 @@
 //! runs.
 //!
 //! A socket that was added belongs to its device: it follows a rename, ends with the device, and
-//! goes over an upgrade. Those of snapshots that were created by name are recorded, so that they
-//! come back with their snapshots after a restart.
+//! goes over an upgrade. Those of snapshots and clones that were created by name are recorded, so
+//! that they come back with them after a restart.
 
 use super::block_on_verb;
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
+use crate::state_folder::clones::CloneRecord;
 use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -82,26 +83,30 @@ fn refusal(word: &str, error: DeviceControlError) -> VerbError {
     VerbError::new(word, TargetError::errno(error.errno).because(error.text))
 }
 
-/// Records the added sockets of `name`, if it is a snapshot that was created by name.
+/// Records the added sockets of `name`, if it is a snapshot or a clone that was created by name.
 fn record_sockets(registry: &DeviceRegistry, name: &str) -> std::io::Result<()> {
     let Some(folder) = registry.state_folder() else { return Ok(()) };
+    let of_device = list_vhost_user_sockets(registry).into_iter();
+    let of_device = of_device.filter(|socket| socket.added && socket.device == name);
+    let paths: Vec<PathBuf> = of_device.map(|socket| socket.path.into()).collect();
     let records = folder.attached_here().into_iter();
     for record in records.filter(|record| record.by_name && record.name == name) {
-        let of_device = list_vhost_user_sockets(registry).into_iter();
-        let of_device = of_device.filter(|socket| socket.added && socket.device == name);
-        let paths: Vec<PathBuf> = of_device.map(|socket| socket.path.into()).collect();
         if paths != record.vhost_user {
             let lock = registry.store_locks.lock(std::slice::from_ref(&record.store));
             let _lock = block_on_verb(lock);
-            folder.record_vhost_user(&record.file_name(), paths)?;
+            folder.record_vhost_user(&record.file_name(), paths.clone())?;
         }
     }
-    Ok(())
+    folder.change_clone(name, |was| CloneRecord { vhost_user: paths, ..was })
 }
 
 /// Serves a device that has come back on the sockets that it had; later, if none are served yet. A
 /// socket that cannot be there is logged.
-pub(super) fn restore_vhost_user_sockets(registry: &DeviceRegistry, device: &str, paths: &[PathBuf]) {
+pub(in crate::verbs) fn restore_vhost_user_sockets(
+    registry: &DeviceRegistry,
+    device: &str,
+    paths: &[PathBuf],
+) {
     for path in paths {
         let device = device.to_owned();
         registry.restore_vhost_user_socket(AwaitedVhostUserSocket { device, path: path.clone() });

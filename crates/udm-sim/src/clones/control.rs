@@ -1,7 +1,7 @@
 //! Operations on the device: tables, suspends, resumes, messages and removals. Each operation runs
 //! to its end while the cores continue.
 
-use super::world::{CloneWorld, CopyTarget, DESTINATION, METADATA, SOURCE};
+use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
 use crate::control::DeviceResolver;
 use crate::environment::lock_environment;
 use crate::model::Violation;
@@ -29,7 +29,7 @@ impl CloneWorld {
             3..5 if self.on(DisturbanceClass::Reload) => self.reload(),
             5..8 if self.on(DisturbanceClass::Messages) => self.tell(),
             8 if self.on(DisturbanceClass::Remove) => self.remove_and_create(),
-            9 if self.target == CopyTarget::Clone
+            9 if !self.target.is_mirror()
                 && self.on(DisturbanceClass::Remove)
                 && self.machine.control.one_in(2) =>
             {
@@ -267,7 +267,7 @@ impl CloneWorld {
         if self.is_dead() {
             return Ok(false);
         }
-        let is_clone = self.target == CopyTarget::Clone;
+        let is_clone = !self.target.is_mirror();
         if is_clone && self.is_blamed(&[DESTINATION, METADATA], self.writable_since) {
             // What the metadata does not know is lost, as with the power.
             let step = self.machine.step;

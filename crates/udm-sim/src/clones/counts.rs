@@ -12,6 +12,8 @@ counts! {
     pub struct CloneCounts {
         /// True for runs of worlds of a mirror with a log.
         pub has_logs: bool,
+        /// True for runs of worlds of a clone of an object.
+        pub has_objects: bool,
         /// Steps taken.
         pub steps: u64,
         /// Completed and checked requests, by [`Op`].
@@ -52,6 +54,12 @@ counts! {
         pub continued: u64,
         /// Logs of mirrors that failed.
         pub lost_logs: u64,
+        /// Bad answers of servers of objects.
+        pub lies: u64,
+        /// Requests that found the object replaced.
+        pub replaced: u64,
+        /// Second requests of slow ranges.
+        pub hedges: u64,
         /// Linear tables that replaced a complete clone.
         pub linear: u64,
         /// The hash of all events.
@@ -77,10 +85,17 @@ impl CloneCounts {
             ("metadata failed", DisturbanceClass::Errors, self.broken),
             ("logs failed", DisturbanceClass::Errors, self.lost_logs),
             ("continued from a log", DisturbanceClass::Crash, self.continued),
+            ("bad answers", DisturbanceClass::Errors, self.lies),
+            ("object replaced", DisturbanceClass::Errors, self.replaced),
+            ("hedges", DisturbanceClass::Errors, self.hedges),
             ("paths in trouble", DisturbanceClass::Paths, self.troubles),
         ];
         let of_logs = ["logs failed", "continued from a log"];
-        let trouble = trouble.iter().filter(|(name, ..)| self.has_logs || !of_logs.contains(name)).copied();
+        let of_objects = ["bad answers", "object replaced", "hedges"];
+        let is_shown = |name: &str| {
+            (self.has_logs || !of_logs.contains(&name)) && (self.has_objects || !of_objects.contains(&name))
+        };
+        let trouble = trouble.iter().filter(|(name, ..)| is_shown(name)).copied();
         let names = Op::ALL.iter().map(|op| format!("{op:?}").to_lowercase());
         RunReport {
             steps: self.steps,

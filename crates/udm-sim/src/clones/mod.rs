@@ -14,18 +14,24 @@
 //! the source, and one after it with the destination. A mirror with a log continues from it, unless
 //! the log has failed: the world notes this too, as the record of a move does.
 //!
-//! * `world`: the world and its turns. `control`: operations on the device. `power`: quiescence,
-//!   power cuts, and the checks of the state. `counts`: the counters.
+//! In a world of a clone of an object, the source is udm's client of objects against a server that
+//! stalls, lies, refuses and disappears.
+//!
+//! * `world`: the world and its turns. `control`: operations on the device. `object_source`,
+//!   `object_server`: the client and the server of an object. `power`: quiescence, power cuts, and
+//!   the checks of the state. `counts`: the counters.
 
 mod control;
 mod counts;
+mod object_server;
+mod object_source;
 mod power;
 mod world;
 
 pub use counts::CloneCounts;
 
 use crate::counts::AccumulateRuns as _;
-use crate::environment::lock_environment;
+use crate::environment::{lock_environment, lock_mutex};
 use crate::plan::{DisturbanceClass, RunPlan};
 use crate::run::{RunFailure, catch_panic, finish_run};
 use world::{CloneWorld, CopyTarget};
@@ -36,6 +42,14 @@ use world::{CloneWorld, CopyTarget};
 /// The failure, with its trace.
 pub fn run(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
     run_world(plan, CopyTarget::Clone)
+}
+
+/// Runs `plan` in a world of a clone of an object.
+///
+/// # Errors
+/// The failure, with its trace.
+pub fn run_clone_of_object(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    run_world(plan, CopyTarget::CloneOfObject)
 }
 
 /// Runs `plan` in a world of a mirror.
@@ -69,6 +83,14 @@ pub fn run_every_power_cut(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure
     cut_everywhere(plan, run)
 }
 
+/// As [`run_every_power_cut`], in a world of a clone of an object.
+///
+/// # Errors
+/// The first failure.
+pub fn run_every_power_cut_of_clone_of_object(plan: &RunPlan) -> Result<CloneCounts, Box<RunFailure>> {
+    cut_everywhere(plan, run_clone_of_object)
+}
+
 /// As [`run_every_power_cut`], in a world of a mirror.
 ///
 /// # Errors
@@ -100,10 +122,18 @@ fn cut_everywhere(
 impl CloneWorld {
     /// The counters of the run.
     fn counts(&mut self) -> CloneCounts {
+        let object = self.object.as_ref().map(|object| lock_mutex(object));
+        let of_object = object
+            .as_ref()
+            .map_or([0; 3], |object| [object.server.lies, object.server.replacements, object.hedges_sent]);
         let env = lock_environment(&self.machine.env);
         let totals = &self.machine.totals;
         CloneCounts {
             has_logs: self.has_log,
+            has_objects: object.is_some(),
+            lies: of_object[0],
+            replaced: of_object[1],
+            hedges: of_object[2],
             steps: totals.steps,
             requests: totals.requests,
             simulated: totals.simulated,

@@ -2,7 +2,6 @@
 
 use super::world::{CloneWorld, DESTINATION, METADATA, SOURCE};
 use crate::control_io::SimTableLoadIo;
-use crate::disk::SimDisk;
 use crate::environment::lock_environment;
 use crate::machine::Machine;
 use crate::model::Violation;
@@ -91,8 +90,7 @@ impl CloneWorld {
         }
         let env = lock_environment(&self.machine.env);
         let source = &env.disks[SOURCE];
-        let changed = (0..source.sectors())
-            .find(|sector| source.read(*sector) != SimDisk::first_stamp(SOURCE, *sector));
+        let changed = (0..source.sectors()).find(|sector| source.read(*sector) != self.source_stamp(*sector));
         changed.map_or(Ok(()), |sector| Err(format!("sector {sector} of the source has changed")))
     }
 

@@ -2,6 +2,7 @@
 //! a seed.
 
 use super::counts::CloneCounts;
+use super::object_source::{SharedObject, SimObjectDevice};
 use crate::cores::TaskPurpose;
 use crate::device::next_readback;
 use crate::disk::SimDisk;
@@ -17,7 +18,7 @@ use crate::table_map::ModelTableMap;
 use crate::trace::TraceEventKind;
 use crate::turn::MachineWorld;
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use udm_core::{BioFlags, Limits, Nanos, Op, Sectors, Status};
 use udm_dm::MappedDevice;
 
@@ -57,6 +58,8 @@ impl WorkloadDevice for CloneVolume {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyTarget {
     Clone,
+    /// A clone of an object that a server sends, refuses or changes.
+    CloneOfObject,
     Mirror,
     /// A mirror with a log on the metadata device.
     LoggedMirror,
@@ -65,7 +68,7 @@ pub(super) enum CopyTarget {
 impl CopyTarget {
     /// True for a mirror, with a log or without.
     pub(super) fn is_mirror(self) -> bool {
-        self != CopyTarget::Clone
+        matches!(self, CopyTarget::Mirror | CopyTarget::LoggedMirror)
     }
 }
 
@@ -77,6 +80,10 @@ pub struct CloneWorld {
     /// True as long as a mirror may continue from its log: the record of its move says so.
     pub(super) has_log: bool,
     pub(super) machine: Machine,
+    /// The object that is the source.
+    pub(super) object: Option<Arc<Mutex<SharedObject>>>,
+    /// The content of the source.
+    source: Vec<u64>,
     pub(super) count: usize,
     pub(super) block: u64,
     pub(super) region: u64,
@@ -94,6 +101,21 @@ pub struct CloneWorld {
     pub(super) is_linear: bool,
     pub(super) power: PowerState,
     pub(super) counts: CloneCounts,
+}
+
+/// Makes runs of the source blank, and all of the destination, which shows this.
+fn make_holes(seed: u64, env: &mut Env) {
+    let mut draw = SimRng::new(seed, RngStream::Objects);
+    let sectors = env.disks[SOURCE].sectors();
+    let mut at = 0;
+    while at < sectors {
+        let (data, hole) = (draw.below(60), draw.below(60));
+        (at + data..(at + data + hole).min(sectors)).for_each(|sector| env.disks[SOURCE].blank(sector));
+        at += data + hole + 1;
+    }
+    let destination = &mut env.disks[DESTINATION];
+    (0..sectors).for_each(|sector| destination.blank(sector));
+    destination.shows_holes = true;
 }
 
 impl CloneWorld {
@@ -126,7 +148,11 @@ impl CloneWorld {
             env.disks.push(disk);
             env.paths.push(SimPathState::draw(index, &mut build, plan.without));
         }
-        let cells = SectorRegisterModel::new(&[sectors, sectors], |_, at| SimDisk::first_stamp(SOURCE, at));
+        if target == CopyTarget::CloneOfObject {
+            make_holes(plan.seed, &mut env);
+        }
+        let cells = SectorRegisterModel::new(&[sectors, sectors], |_, at| env.disks[SOURCE].read(at));
+        let source = (0..sectors).map(|sector| env.disks[SOURCE].read(sector)).collect();
         let at = (0..sectors).map(|sector| cells.index(DESTINATION, sector)).collect();
         let map = ModelTableMap { cells: at, disks: vec![DESTINATION], ..ModelTableMap::default() };
         let mut world = CloneWorld {
@@ -134,6 +160,8 @@ impl CloneWorld {
             is_switched: false,
             has_log: target == CopyTarget::LoggedMirror,
             machine: Machine::new(plan, &mut build, count, env, cells),
+            object: None,
+            source,
             count,
             block,
             region,
@@ -152,8 +180,19 @@ impl CloneWorld {
             power: PowerState::draw(&mut build, on(DisturbanceClass::Paths), fails, 3000),
             counts: CloneCounts::default(),
         };
+        if target == CopyTarget::CloneOfObject {
+            let (machine, fails) = (&mut world.machine, on(DisturbanceClass::Errors));
+            let device = SimObjectDevice::draw(&machine.paths[SOURCE], &machine.env, &mut build, fails);
+            world.object = Some(Arc::clone(&device.object));
+            machine.fronts[SOURCE] = Arc::new(device);
+        }
         world.boot()?;
         Ok(world)
+    }
+
+    /// The content of a sector of the source.
+    pub(super) fn source_stamp(&self, sector: u64) -> u64 {
+        self.source[sector as usize]
     }
 
     fn rules(&self) -> RequestRefusalRules {

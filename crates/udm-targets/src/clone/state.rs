@@ -5,7 +5,7 @@ use super::args::{CloneTableArgs, DiskIdentity};
 use super::changes::ChangeCounter;
 use super::first_reads::FirstReads;
 use super::regions::{RegionClaim, RegionMap};
-use super::zero_regions::ZeroRegions;
+use super::zero_regions::{DestinationHoles, ZeroRegions};
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -65,6 +65,8 @@ pub(super) struct CloneState {
     pub map: RegionMap,
     /// The regions that need no copy.
     pub zero_regions: ZeroRegions,
+    /// Where zeroes need no write.
+    pub destination_holes: DestinationHoles,
     /// The regions that clients needed from the source.
     pub first_reads: FirstReads,
     /// The destination and the source of the first table, and the fingerprint of that source.
@@ -124,6 +126,7 @@ impl CloneState {
             fingerprint,
             has_metadata: true,
             zero_regions: ZeroRegions::find(&map, &*line.source.device, &*line.destination.device),
+            destination_holes: DestinationHoles::find(&map, &*line.destination.device),
             // Nothing of a complete clone is read from the source.
             first_reads: FirstReads::new(if map.is_complete() { 0 } else { map.count() }),
             ..CloneState::with_map(devices, map, generation, owner)
@@ -171,6 +174,7 @@ impl CloneState {
             _owner: Arc::clone(owner),
             notify: Mutex::default(),
             zero_regions: ZeroRegions::default(),
+            destination_holes: DestinationHoles::default(),
             first_reads: FirstReads::new(0),
             map,
         }

@@ -1,10 +1,12 @@
-//! Regions that need no copy: their source is a hole, and so is their destination.
+//! Regions that need no copy, because their source is a hole, and so is their destination; and
+//! holes of the destination, where zeroes of a source need no write.
 //!
 //! They are found when the clone is loaded. Afterwards only the clone writes its destination. A
-//! write of a whole region that failed may have changed it, so such a region is copied again.
+//! write of a whole region that failed may have changed it, so such a region is copied again, and
+//! written.
 
 use super::regions::RegionMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{Device, ExtentKind, Extents, Sector, Sectors};
 
 /// Extents per query of a device.
@@ -15,6 +17,9 @@ const EXAMINED_MAX: u64 = (256 << 30) / udm_core::SECTOR_SIZE;
 
 /// Maximum number of queries.
 const QUERIES_MAX: usize = 4096;
+
+/// Maximum number of holes of the destination that are remembered.
+const HOLES_MAX: usize = 4096;
 
 /// Regions whose source and destination are holes. They read as zeroes.
 #[derive(Default)]
@@ -64,6 +69,40 @@ impl ZeroRegions {
     }
 }
 
+/// The holes of a destination, as ranges of sectors in order. A new destination is one hole.
+#[derive(Default)]
+pub(super) struct DestinationHoles {
+    ranges: Box<[(u64, u64)]>,
+    /// A write that failed may have filled one of them.
+    is_unknown: AtomicBool,
+}
+
+impl DestinationHoles {
+    /// Finds the holes of `destination`. May block.
+    pub(super) fn find(map: &RegionMap, destination: &dyn Device) -> DestinationHoles {
+        if map.is_complete() {
+            return DestinationHoles::default();
+        }
+        let mut ranges = holes(destination, 0, map.len().0, map, &mut QUERIES_MAX.clone());
+        ranges.truncate(HOLES_MAX);
+        DestinationHoles { ranges: ranges.into(), is_unknown: AtomicBool::new(false) }
+    }
+
+    /// True if zeroes in `from..to`, which the caller copies, need no write. Relaxed: claims of a
+    /// region are in one order.
+    pub(super) fn contain(&self, from: u64, to: u64) -> bool {
+        let after = self.ranges.partition_point(|(start, _)| *start <= from);
+        let hole = after.checked_sub(1).map(|at| self.ranges[at]);
+        hole.is_some_and(|(_, end)| to <= end) && !self.is_unknown.load(Ordering::Relaxed)
+    }
+
+    /// A region whose claim the caller has may have other data by now. Such a failure is rare, so
+    /// all holes are forgotten.
+    pub(super) fn forget(&self) {
+        self.is_unknown.store(true, Ordering::Relaxed);
+    }
+}
+
 /// The holes of `device` in `from..to` that may contain a region. Each query takes one of
 /// `queries`.
 fn holes(device: &dyn Device, from: u64, to: u64, map: &RegionMap, queries: &mut usize) -> Vec<(u64, u64)> {
@@ -85,4 +124,57 @@ fn holes(device: &dyn Device, from: u64, to: u64, map: &RegionMap, queries: &mut
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udm_core::{Cx, DeviceControlError, DeviceId, Lane, Limits};
+
+    /// Data in these sectors, and holes elsewhere.
+    struct Sparse(DeviceId, Vec<std::ops::Range<u64>>);
+
+    impl Device for Sparse {
+        fn id(&self) -> DeviceId {
+            self.0
+        }
+
+        fn limits(&self) -> Limits {
+            Limits::new(Sectors(1 << 20))
+        }
+
+        fn open(&self, _: &mut Cx<'_>) -> Result<Box<dyn Lane>, DeviceControlError> {
+            Err(DeviceControlError::new(udm_core::errno::EIO, "not in this test"))
+        }
+
+        fn extents(&self, from: Sector, len: Sectors, out: &mut Extents) {
+            for sector in from.0..from.0 + len.0 {
+                let is_data = self.1.iter().any(|data| data.contains(&sector));
+                out.push(Sectors(1), if is_data { ExtentKind::Data } else { ExtentKind::Hole });
+            }
+        }
+    }
+
+    #[test]
+    fn holes_of_a_destination_hold_zeroes() {
+        let map = RegionMap::new(Sectors(1000), Sectors(8));
+        let holes = DestinationHoles::find(&map, &Sparse(DeviceId::new(), vec![100..200, 204..206]));
+        for (from, to, expected) in [
+            (0, 100, true),
+            (0, 101, false),
+            (50, 60, true),
+            (99, 100, true),
+            (100, 101, false),
+            (199, 208, false),
+            (206, 1000, true),
+            (200, 204, false),
+        ] {
+            assert_eq!(holes.contain(from, to), expected, "{from}..{to}; short holes are not remembered");
+        }
+        holes.forget();
+        assert!(!holes.contain(0, 8));
+        assert!(!DestinationHoles::default().contain(0, 8));
+        let full = DestinationHoles::find(&map, &Sparse(DeviceId::new(), vec![0..1000]));
+        assert!(!full.contain(0, 8));
+    }
 }

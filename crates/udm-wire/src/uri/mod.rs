@@ -33,7 +33,7 @@ pub use nbd::{NbdAddress, NbdTlsParams, NbdUri, format_host_vsock_uri};
 pub use null::NullParams;
 pub use null_faults::{FaultAttr, NullFaults};
 pub use nvme::NvmeUri;
-pub use object::{ObjectScheme, ObjectUri};
+pub use object::{HedgeSetting, ObjectScheme, ObjectUri};
 pub use queue::{IoSchedulerName, QueueParams};
 pub use reply_deadline::{ReplyDeadlineSetting, ServerStoppedProof, SilentServerPolicy, TimeSpan};
 

@@ -6,7 +6,7 @@
 //! are refused.
 
 use super::nbd::is_host_name;
-use super::reply_deadline::{ReplyDeadlineSetting, SilentServerPolicy};
+use super::reply_deadline::{ReplyDeadlineSetting, SilentServerPolicy, TimeSpan};
 use super::{DeviceUriError, QueueParams, ServerStoppedProof, parse_switch, percent};
 use crate::words::quote_for_error_line;
 use std::fmt;
@@ -21,7 +21,9 @@ const BUCKET_MAX: usize = 222;
 const DEADLINE: Nanos = Nanos(60_000_000_000);
 
 /// The names of the parameters, without those of a queue.
-const NAMES: &str = "deadline, insecure, format";
+const NAMES: &str = "deadline, etag, hedge, insecure, format";
+/// The longest ETag, in bytes without its quotes.
+const ETAG_MAX: usize = 256;
 
 /// The kind of an object store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -65,6 +67,37 @@ impl fmt::Display for ObjectScheme {
     }
 }
 
+/// When a slow request of a range gets a second one, whose answer is used if it is the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HedgeSetting {
+    /// `auto`: when it is slower than nearly all recent ones.
+    #[default]
+    Auto,
+    /// `off`: never.
+    Off,
+    /// After a time: 1 ms to 24 h.
+    After(Nanos),
+}
+
+impl HedgeSetting {
+    fn parse(value: &str) -> Result<HedgeSetting, String> {
+        match value {
+            "auto" => Ok(HedgeSetting::Auto),
+            "off" => Ok(HedgeSetting::Off),
+            _ => Ok(HedgeSetting::After(TimeSpan::parse("hedge", value)?.0)),
+        }
+    }
+
+    /// The parameter, if it is not the default.
+    fn word(self) -> Option<String> {
+        match self {
+            HedgeSetting::Auto => None,
+            HedgeSetting::Off => Some("hedge=off".into()),
+            HedgeSetting::After(time) => Some(format!("hedge={}", TimeSpan(time))),
+        }
+    }
+}
+
 /// A read-only object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectUri {
@@ -76,6 +109,11 @@ pub struct ObjectUri {
     pub key: String,
     /// How long a request may take with all its retries.
     pub deadline: ReplyDeadlineSetting,
+    /// The strong ETag of the version to be read, without its quotes; `None` for the version that
+    /// is found.
+    pub etag: Option<String>,
+    /// When a slow request gets a second one.
+    pub hedge: HedgeSetting,
     /// Plain HTTP to other hosts than this one is allowed.
     pub insecure: bool,
     /// The object is a qcow2 image. It may not need other files.
@@ -119,6 +157,8 @@ impl ObjectUri {
             authority,
             key,
             deadline: Default::default(),
+            etag: None,
+            hedge: HedgeSetting::default(),
             insecure: false,
             is_qcow2: false,
             queue: None,
@@ -152,6 +192,8 @@ impl ObjectUri {
                 "deadline" => {
                     silence.word(name, value)?;
                 }
+                "etag" => self.etag = Some(parse_etag(value)?),
+                "hedge" => self.hedge = HedgeSetting::parse(value)?,
                 "format" => match value {
                     "raw" => {}
                     "qcow2" => self.is_qcow2 = true,
@@ -176,6 +218,20 @@ impl ObjectUri {
         debug_assert_eq!(silence.fence, ServerStoppedProof::Closed, "only deadline is passed on");
         self.deadline = silence.deadline;
         Ok(())
+    }
+}
+
+/// The opaque part of a strong ETag (RFC 9110, 8.8.3), with its quotes or without.
+fn parse_etag(value: &str) -> Result<String, String> {
+    let decoded = percent::percent_decode_uri(value)?;
+    let refuse = |why: &str| Err(format!("etag: {} {why}", quote_for_error_line(&decoded)));
+    if decoded.starts_with("W/") {
+        return refuse("is a weak ETag, which does not tell versions apart");
+    }
+    let bare = decoded.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(&decoded);
+    match (1..=ETAG_MAX).contains(&bare.len()) && bare.bytes().all(|b| b.is_ascii_graphic() && b != b'"') {
+        true => Ok(bare.to_owned()),
+        false => refuse("is not an ETag: 1 to 256 printable characters without space or quote"),
     }
 }
 
@@ -235,10 +291,11 @@ impl fmt::Display for ObjectUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}/{}", self.scheme, self.authority, percent::percent_encode_word(&self.key))?;
         let silence = SilentServerPolicy { deadline: self.deadline, ..SilentServerPolicy::default() };
+        let etag = self.etag.as_ref().map(|etag| format!("etag={}", percent::percent_encode_word(etag)));
         let insecure = self.insecure.then(|| "insecure=on".to_owned());
         let format = self.is_qcow2.then(|| "format=qcow2".to_owned());
-        let words =
-            silence.words().chain(insecure).chain(format).chain(QueueParams::words(self.queue.as_ref()));
+        let words = silence.words().chain(etag).chain(self.hedge.word()).chain(insecure).chain(format);
+        let words = words.chain(QueueParams::words(self.queue.as_ref()));
         for (i, word) in words.enumerate() {
             write!(f, "{}{word}", if i == 0 { '?' } else { '&' })?;
         }

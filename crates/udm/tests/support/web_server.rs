@@ -58,6 +58,9 @@ struct Shared {
     now: AtomicUsize,
     most: AtomicUsize,
     is_gone: AtomicBool,
+    /// The next request gets no answer while this is set and `holds` is.
+    holds_next: AtomicBool,
+    holds: AtomicBool,
 }
 
 pub struct WebServer {
@@ -78,6 +81,8 @@ impl WebServer {
             now: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             is_gone: AtomicBool::new(false),
+            holds_next: AtomicBool::new(false),
+            holds: AtomicBool::new(false),
         });
         let state = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -117,6 +122,16 @@ impl WebServer {
     /// Each request takes this long.
     pub fn set_delay(&self, delay: Duration) {
         *self.shared.delay.lock().unwrap() = delay;
+    }
+
+    /// The next request gets no answer until [`WebServer::release`].
+    pub fn hold_next(&self) {
+        self.shared.holds.store(true, SeqCst);
+        self.shared.holds_next.store(true, SeqCst);
+    }
+
+    pub fn release(&self) {
+        self.shared.holds.store(false, SeqCst);
     }
 
     /// Removes and returns the requests so far.
@@ -186,6 +201,11 @@ impl Shared {
             if_match: if_match.clone(),
             authorization: header("authorization"),
         });
+        if self.holds_next.swap(false, SeqCst) {
+            while self.holds.load(SeqCst) {
+                sleep(Duration::from_millis(5));
+            }
+        }
         let status = |code: u16, more: &str, mut stream: &TcpStream| {
             let head = format!("HTTP/1.1 {code} No\r\nContent-Length: 6\r\n{more}\r\nsorry\n");
             stream.write_all(head.as_bytes()).map(|()| true)

@@ -15,7 +15,7 @@ use udm_core::{SECTOR_SIZE, Sectors};
 use udm_wire::boot_profile::BootProfile;
 use udm_wire::clone_metadata::CloneMetadataLayout;
 use udm_wire::table::parse_table;
-use udm_wire::uri::{DeviceUri, FileUri};
+use udm_wire::uri::{DeviceUri, FileUri, NbdAddress};
 use udm_wire::words::escape_table_word;
 
 /// The default region size in bytes: a cluster of qcow2.
@@ -32,6 +32,13 @@ const METADATA_SUFFIX: &str = ".clone";
 /// of a core for copies.
 const COPY_BYTES: u64 = 4 << 20;
 const BATCH_BYTES: u64 = 1 << 20;
+
+/// Bytes that are copied at a time from a source behind a network, whose answers take their time.
+/// It is the memory of a core for copies.
+const REMOTE_COPY_BYTES: u64 = 16 << 20;
+
+/// The maximum number of regions that are copied at a time: far fewer than can be claimed.
+const COPIED_REGIONS_MAX: u64 = 1024;
 
 /// Creates a clone. Files that do not exist are made; what was made is removed if the clone cannot
 /// be created. If the metadata belongs to a clone, that clone continues. May block when it opens
@@ -112,13 +119,14 @@ fn prepare_table(
     let words =
         [&metadata, &destination, &source].map(|uri| escape_table_word(&uri.to_string()).into_owned());
     let features = if new.paused == Some(true) { "1 no_hydration" } else { "0" };
-    let in_flight = |bytes: u64| (bytes / region.bytes()).max(1);
+    let in_flight = |bytes: u64| (bytes / region.bytes()).clamp(1, COPIED_REGIONS_MAX);
+    let copied = if is_remote(&source) { REMOTE_COPY_BYTES } else { COPY_BYTES };
     let table = format!(
         "0 {} clone {} {} {features} 4 hydration_threshold {} hydration_batch_size {}",
         len.0,
         words.join(" "),
         region.0,
-        in_flight(COPY_BYTES),
+        in_flight(copied),
         in_flight(BATCH_BYTES)
     );
     let table = match &new.hydrate_first {
@@ -141,6 +149,15 @@ fn add_profile(name: &str, table: &str, text: &str) -> Result<String, VerbError>
     let lines = parse_table(table).map_err(|error| clone_error(name, EINVAL, error.to_string()))?;
     let with_profile = profile.and_then(|profile| profile.add_to_table(&lines));
     with_profile.map(|line| line.to_string()).map_err(|error| clone_error(name, EINVAL, error.to_string()))
+}
+
+/// True for a source behind a network.
+fn is_remote(source: &DeviceUri) -> bool {
+    match source {
+        DeviceUri::Object(_) | DeviceUri::Nvme(_) => true,
+        DeviceUri::Nbd(uri) => matches!(uri.address, NbdAddress::Tcp { .. }),
+        _ => false,
+    }
 }
 
 /// A file as a source is opened for reading only.

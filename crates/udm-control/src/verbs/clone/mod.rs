@@ -15,7 +15,7 @@ mod finish;
 mod list;
 pub(crate) mod record;
 mod restore;
-mod stand_in;
+pub(crate) mod stand_in;
 mod waiting;
 
 pub use create::create_clone;

@@ -57,6 +57,8 @@ pub(super) fn record_new_clone(
         destination,
         metadata: Some(metadata),
         object: objects.into_iter().find(|object| object.uri == source).map(Into::into),
+        throttle: None,
+        vhost_user: Vec::new(),
         server: String::new(),
     };
     registry.clones.forget(&id);

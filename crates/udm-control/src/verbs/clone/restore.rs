@@ -16,6 +16,7 @@ use crate::state_folder::clones::CloneRecord;
 use crate::verbs::change::{DeviceSpec, create_device};
 use crate::verbs::reload::reload_live_table;
 use crate::verbs::snapshot::attach_snapshots_of_clones;
+use crate::verbs::vhost_user::restore_vhost_user_sockets;
 use crate::verbs::{CancelToken, block_on_verb};
 use futures_util::stream::{self, StreamExt};
 use std::sync::Arc;
@@ -215,12 +216,15 @@ fn open_source(registry: &DeviceRegistry, record: &CloneRecord) -> Result<Resolv
 }
 
 fn create_with(registry: &Arc<DeviceRegistry>, record: &CloneRecord, table: &str) -> Result<(), VerbError> {
-    let spec = DeviceSpec { name: &record.name, uuid: record.uuid.as_deref(), ..DeviceSpec::default() };
+    let (name, uuid, throttle) = (&*record.name, record.uuid.as_deref(), record.throttle.as_ref());
+    let spec = DeviceSpec { name, uuid, throttle, ..DeviceSpec::default() };
     let table = |_: &_| Ok(Some(table.to_owned()));
     let (folder, token) = (BaseDir::none(), CancelToken::default());
     let created = create_device(registry, spec, table, &folder, &token);
     // The position is one in a table that no user has written.
-    block_on_verb(created).map(drop).map_err(|error| error.at(None))
+    block_on_verb(created).map_err(|error| error.at(None))?;
+    restore_vhost_user_sockets(registry, name, &record.vhost_user);
+    Ok(())
 }
 
 /// Forgets a clone that has not returned: no later server tries it. Its files stay. May block.

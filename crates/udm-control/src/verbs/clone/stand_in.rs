@@ -9,12 +9,12 @@ use udm_wire::clone_table::CloneTableLine;
 
 /// The URI of the stand-in for a source of this many sectors.
 fn stand_in_uri(sectors: u64) -> String {
-    format!("null:size={},badblocks=+0-{}", sectors * 512, sectors.saturating_sub(1))
+    format!("null:size={},badblocks=+0-{}", sectors.saturating_mul(512), sectors.saturating_sub(1))
 }
 
 /// The table of a clone without its source: nothing is copied in the background, because each
 /// copy would fail.
-pub(super) fn table_without_source(record: &CloneRecord) -> Option<String> {
+pub(crate) fn table_without_source(record: &CloneRecord) -> Option<String> {
     let mut line = parse_clone_line(&record.table)?;
     let [_, _, source] = &mut line.devices;
     *source = stand_in_uri(record.source_sectors);
@@ -22,7 +22,7 @@ pub(super) fn table_without_source(record: &CloneRecord) -> Option<String> {
 }
 
 /// True if `uri`, the source of a live clone, stands in for that of the record.
-pub(super) fn is_stand_in(uri: &str, record: &CloneRecord) -> bool {
+pub(crate) fn is_stand_in(uri: &str, record: &CloneRecord) -> bool {
     let recorded = parse_clone_line(&record.table).is_some_and(|line| line.devices[2].starts_with("null:"));
     uri.starts_with("null:") && !recorded
 }

@@ -230,7 +230,12 @@ impl HydrationEngine {
             return self.put(bio);
         }
         (bio.op, bio.flags) = (Op::Write, BioFlags::empty());
-        if self.keeps_holes && bio.data.iter().all(|buf| is_zero(buf)) {
+        let is_hole = self.state.destination_holes.contain(bio.sector.0, bio.end().0);
+        if (is_hole || self.keeps_holes) && bio.data.iter().all(|buf| is_zero(buf)) {
+            if is_hole {
+                self.piece_done(copy, bio.data.len());
+                return self.put(bio);
+            }
             bio.op = Op::WriteZeroes;
             std::mem::take(&mut bio.data).into_iter().for_each(|buf| self.bufs.put(buf));
         }

@@ -350,6 +350,7 @@ impl CloneLane {
         let sets = bio.status.is_ok() && self.state.mode() == MetadataMode::ReadWrite;
         if !sets {
             self.state.zero_regions.remove(region);
+            self.state.destination_holes.forget();
         }
         self.engine.end_claim(region, sets);
         if bio.status.is_ok() && !sets {

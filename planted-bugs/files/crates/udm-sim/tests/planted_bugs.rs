@@ -80,6 +80,7 @@ fn try_one(world: SimWorldKind, plan: &RunPlan) -> Result<(), Box<RunFailure>> {
         SimWorldKind::Lives => lifecycle::run(plan).map(drop),
         SimWorldKind::VhostUser => vhost_user::run(plan).map(drop),
         SimWorldKind::Clones => clones::run(plan).map(drop),
+        SimWorldKind::Objects => clones::run_clone_of_object(plan).map(drop),
         SimWorldKind::Mirrors => clones::run_mirror(plan).map(drop),
         SimWorldKind::Nvme => nvme::run(plan).map(drop),
         SimWorldKind::NvmeClient => nvme_client::run(plan).map(drop),

@@ -21,6 +21,8 @@ pub enum SimWorldKind {
     VhostUser,
     /// A clone of a source.
     Clones,
+    /// A clone of an object of a server that lies.
+    Objects,
     /// A mirror that is switched to its destination.
     Mirrors,
     /// The NVMe/TCP target and its hosts.

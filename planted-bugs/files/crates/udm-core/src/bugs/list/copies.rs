@@ -28,6 +28,18 @@ macro_rules! copies_bugs {
             MirrorCleanedInWrite: MirrorLogs,
             /// Regions become clean although the destination lacks writes.
             MirrorDegradedCleans: MirrorLogs,
+            /// An answer with another ETag is taken.
+            ObjectEtagIgnored: Objects,
+            /// A body that is too short is taken.
+            ObjectShortBodyTaken: Objects,
+            /// An answer with another range of the same length is taken.
+            ObjectOtherRangeTaken: Objects,
+            /// A read of an object has no end.
+            ObjectRetriesForEver: Objects,
+            /// Each slow request of an object gets a second one.
+            ObjectHedgesUnbounded: Objects,
+            /// Zeroes of a source are not written over other data of the destination.
+            CloneZeroesNotWritten: Objects,
         } $($next)* }
     };
 }
