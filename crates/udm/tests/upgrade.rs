@@ -359,7 +359,7 @@ fn the_state_of_an_older_release_is_taken_over() {
     new.arg("--take-over-on-stdin").stdin(OwnedFd::from(theirs));
     let mut new = new.spawn().unwrap();
     let mut channel = TestChannel(ours);
-    assert_eq!(channel.receive()["ready"]["formats"], Value::from(vec![1, 2, 3, 4, 5]));
+    assert_eq!(channel.receive()["ready"]["formats"], Value::from(vec![1, 2, 3, 4, 5, 6]));
     let state = recorded.replace("/srv/udm", folder.path().to_str().unwrap());
     channel.send(&format!("{{\"state\":{state}}}"));
     let sockets = listeners.iter().map(AsFd::as_fd).chain(clients.iter().map(|(_, theirs)| theirs.as_fd()));
