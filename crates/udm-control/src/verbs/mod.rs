@@ -13,6 +13,7 @@ mod front_ends;
 pub mod handover;
 mod handover_counters;
 mod handover_nvme;
+mod handover_paths;
 mod handover_state;
 mod lane_guard;
 pub mod moves;

@@ -33,8 +33,8 @@ impl From<UblkCommandError> for UblkRemovalError {
 }
 
 impl UblkSession {
-    /// Removes the device while its server goes on. With `force` also if it is in use; its users get
-    /// errors then. After an error the device is served as before.
+    /// Removes the device while its server goes on. With `force` also if it is in use; its users
+    /// get errors then. After an error the device is served as before.
     ///
     /// # Errors
     /// Somebody uses the device, or the kernel refuses.
@@ -118,8 +118,8 @@ impl UblkSession {
         self.wait_until_closed();
         let (name, number) = (&self.name, self.info.number);
         tracing::warn!(
-            "ublk {name}: /dev/ublkb{number} is in use ({user}): its requests wait for the next server with \
-             --ublk {name}"
+            "ublk {name}: /dev/ublkb{number} is in use ({user}): its requests wait for the next server of \
+             {name}"
         );
     }
 

@@ -339,10 +339,8 @@ async fn run_listeners_until_shutdown(
     }
     let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
     registry.set_vhost_user_sockets(Arc::<VhostUserDisks>::clone(&machines));
-    let block_devices = UblkDisks::new(args, core_set, &exports);
-    if take_over.is_none() {
-        block_devices.disks().start(&args.ublk, registry.take_awaited_ublk_disks())?;
-    }
+    let restored = take_over.is_none().then(|| registry.take_awaited_ublk_disks());
+    let block_devices = UblkDisks::start(args, core_set, &exports, restored)?;
     let nvme = nvme::NvmeTarget::start(args, core_set, &exports)?;
     let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.disks().change_hook());
     nvme.register_with(registry);
@@ -362,10 +360,7 @@ async fn run_listeners_until_shutdown(
             server.resume_accepting();
             let pid = ready::write_pidfile(args);
             take_over.report_serving();
-            let disks = take_over.take_block_devices();
-            block_devices
-                .disks()
-                .take_over(old, disks.unwrap_or_else(|| UblkDisks::states_of_args(&args.ublk)));
+            block_devices.disks().take_over(old, take_over.take_block_devices(), args);
             report::print_taken_over(registry.all().len(), clients, old);
             pid?
         }

@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use udm_control::ublk_disks::RecordedUblkDisk;
 use udm_core::errno::{EBUSY, ETIMEDOUT};
 use udm_core::{DeviceControlError, DeviceId};
 use udm_frontends::nbd::Exports;
@@ -105,19 +106,29 @@ impl Drop for UblkDisksEndGuard {
 }
 
 impl UblkDisks {
-    /// No disks yet.
-    pub(super) fn new(
+    /// Serves the disks of the options, and those of devices that have come back. Without
+    /// `restored` there are no disks yet: another process has them, see [`UblkDisks::take_over`].
+    /// Blocks.
+    ///
+    /// # Errors
+    /// An option names a device twice or one that does not exist, or the kernel refuses one.
+    pub(super) fn start(
         args: &ServeArgs,
         core_set: &Arc<ProcessCores>,
         exports: &Arc<Exports>,
-    ) -> UblkDisksEndGuard {
-        UblkDisksEndGuard(Arc::new(UblkDisks {
+        restored: Option<Vec<(String, RecordedUblkDisk)>>,
+    ) -> Result<UblkDisksEndGuard> {
+        let disks = UblkDisksEndGuard(Arc::new(UblkDisks {
             core_set: Arc::clone(core_set),
             exports: Arc::clone(exports),
             state_folder: args.state.path().unwrap_or_default(),
             is_sandboxed: args.sandboxed,
             all: Arc::default(),
-        }))
+        }));
+        match restored {
+            Some(restored) => disks.0.start_all(&args.ublk, restored).map(|()| disks),
+            None => Ok(disks),
+        }
     }
 
     fn options(&self, device: &str, number: Option<u32>) -> UblkDiskOptions {

@@ -1,8 +1,8 @@
-//! Disks at the start of a server: those of the options, those of snapshots that have come back, and
-//! those that an earlier server or the old process of an upgrade had.
+//! Disks at the start of a server: those of the options, those of snapshots that have come back,
+//! and those that an earlier server or the old process of an upgrade had.
 
 use super::{BusyUblkDisk, UblkDisks};
-use crate::serve::args::UblkDiskArg;
+use crate::serve::args::{ServeArgs, UblkDiskArg};
 use crate::serve::upgrade::BlockDeviceState;
 use anyhow::{Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,8 +13,8 @@ use std::time::Duration;
 use udm_control::ublk_disks::RecordedUblkDisk;
 use udm_frontends::ublk::{UblkDiskOptions, find_names_in_use, remove_unwanted_devices, set_io_flusher};
 
-/// How long a start waits for a look at the devices of earlier servers, and for the removal of those
-/// that nobody wants.
+/// How long a start waits for a look at the devices of earlier servers, and for the removal of
+/// those that nobody wants.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a server that takes over waits for the end of the old one, which has the devices open.
@@ -27,7 +27,7 @@ impl UblkDisks {
     ///
     /// # Errors
     /// An option names a device twice or one that does not exist, or the kernel refuses one.
-    pub(in crate::serve) fn start(
+    pub(super) fn start_all(
         &self,
         disks: &[UblkDiskArg],
         restored: Vec<(String, RecordedUblkDisk)>,
@@ -101,22 +101,24 @@ impl UblkDisks {
         }
     }
 
-    /// The disks of the options, as an upgrade hands them over.
-    pub(in crate::serve) fn states_of_args(args: &[UblkDiskArg]) -> Vec<BlockDeviceState> {
-        let state = |disk: &UblkDiskArg| BlockDeviceState {
+    /// Takes the disks over when process `old`, which has handed its devices to this one, has
+    /// ended: `disks`, or without them those of the options. Does not wait; the disks are busy
+    /// meanwhile. A disk that cannot be taken over is logged; its requests wait for the next
+    /// server.
+    pub(in crate::serve) fn take_over(
+        &self,
+        old: u32,
+        disks: Option<Vec<BlockDeviceState>>,
+        args: &ServeArgs,
+    ) {
+        let of_option = |disk: &UblkDiskArg| BlockDeviceState {
             device: disk.name.clone(),
             marked_as: disk.name.clone(),
             number: disk.number,
             queues: None,
             is_added: false,
         };
-        args.iter().map(state).collect()
-    }
-
-    /// Takes `disks` over when process `old`, which has handed its devices to this one, has ended.
-    /// Does not wait; the disks are busy meanwhile. A disk that cannot be taken over is logged; its
-    /// requests wait for the next server.
-    pub(in crate::serve) fn take_over(&self, old: u32, disks: Vec<BlockDeviceState>) {
+        let disks = disks.unwrap_or_else(|| args.ublk.iter().map(of_option).collect());
         let begin = |disk: BlockDeviceState| {
             let BlockDeviceState { device, marked_as, number, queues, is_added } = disk;
             let recorded = RecordedUblkDisk { marked_as, number, queues };
