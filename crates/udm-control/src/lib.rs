@@ -44,6 +44,7 @@ pub mod registry;
 pub mod state_folder;
 mod stats;
 pub mod throttle_settings;
+pub mod ublk_disks;
 pub mod verbs;
 pub mod vhost_user_sockets;
 pub mod wait_hook;

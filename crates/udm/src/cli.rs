@@ -30,6 +30,7 @@ use crate::verbs::reconfigure::ReconfigureArgs;
 use crate::verbs::show::{LsArgs, TableArgs, TableStatusArgs};
 use crate::verbs::throttle::ThrottleArgs;
 use crate::verbs::tree::DepsArgs;
+use crate::verbs::ublk::UblkArgs;
 use crate::verbs::upgrade::UpgradeArgs;
 use crate::verbs::vhost_user::VhostUserArgs;
 use crate::verbs::wait::WaitArgs;
@@ -125,6 +126,12 @@ Examples:\n  udm throttle disk iops=2000 wbps=50M:1G\n  udm throttle disk2 --gro
         after_help = "Examples:\n  udm vhost-user add vm1 /run/udm/vm1.sock\n  udm vhost-user list\n  udm vhost-user remove vm1 /run/udm/vm1.sock"
     )]
     VhostUser(VhostUserArgs),
+    /// Add, remove or list block devices of this machine (ublk)
+    #[command(
+        after_help = "Needs the kernel's ublk driver (Linux 6.5) and mostly root. A server with --sandbox has no block devices.\n\n\
+Examples:\n  udm ublk add disk\n  udm ublk add disk --number 7 --queues 2\n  udm ublk list\n  udm ublk remove disk"
+    )]
+    Ublk(UblkArgs),
     /// Wait for the event counter of a device to change
     #[command(
         after_help = "Events are path failures and reinstatements, invalidated or finished snapshots, renames, and the removal of a device with a table. udm info prints the counter. \

@@ -159,6 +159,7 @@ fn run_cli_verb(verb: &CliVerb) -> anyhow::Result<ExitCode> {
         CliVerb::Clone(args) => verbs::clone::run(args),
         CliVerb::Move(args) => verbs::moves::run(args),
         CliVerb::Nvme(args) => verbs::nvme::run(args),
+        CliVerb::Ublk(args) => verbs::ublk::run(args),
         CliVerb::VhostUser(args) => verbs::vhost_user::run(args),
         CliVerb::Wait(args) => verbs::wait::run_wait_command(args),
         CliVerb::Events(args) => verbs::events::print_events(args),

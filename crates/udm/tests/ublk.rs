@@ -8,7 +8,7 @@ mod support;
 
 use std::path::Path;
 use support::guest::{GuestKernel, finish};
-use support::{UDM, has, text, udm};
+use support::{Server, UDM, has, text, udm};
 use tempfile::TempDir;
 
 /// In the order of their dependencies.
@@ -17,7 +17,8 @@ const MODULES: [&str; 8] =
 
 /// Functions of the scripts. `serve` starts a server for devices and waits until it is ready;
 /// `wakes` counts how often its threads were scheduled, without the kernel's workers for operations
-/// that block, such as the flush of a file: the last one looks for work every 5 s.
+/// that block, such as the flush of a file: the last one looks for work every 5 s. Threads that
+/// helped at the start end 10 s later, and then the count is smaller.
 const FUNCTIONS: &str = r#"
 export UDM_STATE=/tmp/state UDM_SOCKET=/tmp/control UDM_LOG=info
 dd if=/dev/zero of=/tmp/img bs=1M count=0 seek=64 2>/dev/null
@@ -113,7 +114,7 @@ fn a_file_system_keeps_its_disk_over_killed_servers() {
         again; logged 'taken over'; progress
         end_load
         fstrim /mnt && echo TRIMMED; sync; umount /mnt || fail umount
-        sleep 3; W=$(wakes); sleep 10; expect wake-ups $(wakes) $W; echo IDLE
+        sleep 12; W=$(wakes); sleep 10; expect wake-ups $(wakes) $W; echo IDLE
         stop TERM; expect status $? 0
         [ -e /dev/ublkb3 ] || [ -e /dev/ublkc3 ] || [ -L /dev/udm/disk ] || echo GONE"#;
     let output = run(&kernel, &["mkfs.ext4"], script);
@@ -250,6 +251,72 @@ fn a_disk_follows_its_device() {
     assert_lines(&run(&kernel, &[], script), &["BUSY", "RESUMED", "REMOVED", "WRITTEN", "READONLY"]);
 }
 
+/// Block devices of verbs: one that is in use stays over upgrades, renames, kills and orderly ends,
+/// one that is not ends with its server, and that of a snapshot comes back with it. What is refused
+/// changes nothing.
+#[test]
+fn block_devices_come_and_go() {
+    let Some(kernel) = kernel() else { return };
+    let script = r#"
+        again() {
+          serve --device "disk=$LINEAR" --device 'opt=0 2048 linear null:size=1M 0' --ublk opt=1 --cores 0-1
+        }
+        refused() { "$@" > /tmp/out 2>&1 && fail "not refused: $*"; cat /tmp/out; }
+        listed() { udm ublk list > /tmp/list; grep "$1" /tmp/list || { fail "not listed: $1"; cat /tmp/list; }; }
+        upgraded() {
+          udm upgrade > /tmp/upgraded || fail upgrade
+          P=$(awk '{ for (n = 1; n < NF; n++) if ($n == "process") print $(n + 1) + 0 }' /tmp/upgraded)
+          soon "udm ublk list | grep -q '/dev/ublkb5  /dev/udm/$1'"
+        }
+        again
+        expect path "$(udm ublk add disk --number 5 --queues 1)" /dev/ublkb5
+        expect queues "$(ls /sys/block/ublkb5/mq)" 0
+        expect link $(readlink /dev/udm/disk) /dev/ublkb5
+        listed 'disk: /dev/ublkb5  /dev/udm/disk, 1 queue, added'
+        listed 'opt: /dev/ublkb1  /dev/udm/opt, 2 queues, option of the server'
+        refused udm ublk add disk; refused udm ublk add none; refused udm ublk remove opt
+        udm snapshot create s --of disk || fail snapshot
+        refused udm ublk add s --number 1; refused udm ublk add s --queues 3; refused udm ublk remove s
+        mkfs.ext4 -q /dev/udm/disk && mount -t ext4 /dev/udm/disk /mnt || fail mkfs
+        start_copies
+        refused udm ublk remove disk; refused udm remove opt
+        progress; upgraded disk; progress
+        listed 'disk: /dev/ublkb5 .*added'
+        udm rename disk data; soon '[ -L /dev/udm/data ]'; [ -L /dev/udm/disk ] && fail 'two links'
+        upgraded data; progress; udm rename data disk; soon '[ -L /dev/udm/disk ]'
+        stop KILL; again; logged '/dev/ublkb5 is taken over'; listed 'disk: /dev/ublkb5 .*added'; progress
+        stop TERM; logged '/dev/ublkb5 is in use (a mount'; again; listed 'disk: /dev/ublkb5 .*added'; progress
+        end_load; umount /mnt || fail umount
+        udm ublk remove disk || fail remove; ls /dev/ublkb5 /dev/ublkc5 /dev/udm/disk 2>/dev/null && fail stays
+        echo COME AND GO
+        adds=''
+        for i in 1 2 3 4; do (udm ublk add disk > /tmp/add$i 2>&1 && echo ADDED) & adds="$adds $!"; done
+        wait $adds; listed 'disk: /dev/ublkb.*added'; udm ublk remove disk || fail remove
+        udm ublk add disk --number 6; stop KILL; again; logged '/dev/ublkb6 of an earlier server was not in use'
+        udm ublk add s --number 8; stop KILL; again; listed 's: /dev/ublkb8 .*added'
+        stop TERM; [ -e /dev/ublkc8 ] && fail 'it is not in use'; again; listed 's: /dev/ublkb8 .*added'
+        udm ublk remove s; stop KILL; again; [ -e /dev/ublkb8 ] && fail 'a removed one is back'; echo RETURNED
+        udm ublk add disk --number 9; sleep 1000 < /dev/ublkb9 & U=$!
+        sleep 1; refused udm ublk remove disk
+        udm ublk remove disk --force || fail force; [ -e /dev/ublkb9 ] && fail 'it is removed'; echo FORCED
+        kill $U; wait $U; soon '! [ -e /dev/ublkc9 ]'
+        udm ublk add disk; stop TERM; expect status $? 0; ls /dev | grep '^ublk[bc]' || echo GONE"#;
+    let output = run(&kernel, &["mkfs.ext4"], script);
+    let said = [
+        "udm: disk: it is /dev/ublkb5 already: Device or resource busy",
+        "udm: none: no device of that name",
+        "udm: opt: /dev/ublkb1 is one of the server's options, and ends with the server",
+        "udm: s: /dev/ublkb1 exists: choose another number, or none",
+        "udm: s: queues: expected 1 to 2, one per core",
+        "udm: s: it has no block device",
+        "udm: disk: /dev/ublkb5 is in use (a mount, swap or another device): end that first, or remove it",
+        "udm: disk: /dev/ublkb9 is in use (process",
+    ];
+    assert_lines(&output, &said);
+    assert_lines(&output, &["COME AND GO", "RETURNED", "FORCED", "GONE"]);
+    assert_eq!(output.matches("ADDED").count(), 1, "one of those at once: {output}");
+}
+
 /// A user without privileges has a block device of its own, which ends with its server; the next
 /// server creates it again with its number.
 #[test]
@@ -301,4 +368,44 @@ fn disks_that_cannot_be_served_are_refused() {
         );
         assert_eq!(why.lines().count(), 1, "{why}");
     }
+}
+
+/// What the verbs refuse, in one line each; the device is served as before.
+#[test]
+fn verbs_that_cannot_be_done_are_refused() {
+    let server = Server::start_with(&["disk=null:1G"], &["--cores", "0"]);
+    assert_eq!(server.says(&["ublk", "list"]), "No device is a block device of this machine\n");
+    assert_eq!(server.says(&["ublk", "list", "--json"]).trim(), "[]");
+    for (words, why) in [
+        (&["add", "none"][..], "none: no device of that name"),
+        (&["remove", "none"], "none: no device of that name"),
+        (&["remove", "disk"], "disk: it has no block device: No such file or directory"),
+        (&["remove", "disk", "--force"], "disk: it has no block device"),
+    ] {
+        let said = server.refuses(&[&["ublk"], words].concat());
+        assert!(said.contains(why) && said.lines().count() == 1, "{words:?}: {said}");
+    }
+    for (body, why) in [
+        (r#"{"queues":0}"#, "queues: expected 1 to 1, one per core"),
+        (r#"{"queues":2}"#, "queues: expected 1 to 1, one per core"),
+        (r#"{"number":1048576}"#, "number: expected 0 to 1048575"),
+        (r#"{"depth":3}"#, "unknown field"),
+    ] {
+        let (status, _, said) = server.http("POST", "/v1/devices/disk/ublk", body);
+        // A sandbox is the first reason to refuse.
+        assert!(status >= 400 && (said.contains(why) || said.contains("--sandbox")), "{body}: {said}");
+    }
+    if !Path::new("/dev/ublk-control").exists() {
+        for _ in 0..2 {
+            let said = server.refuses(&["ublk", "add", "disk", "--number", "3"]);
+            let is_sandboxed = said.contains("disk: a server with --sandbox has no block devices");
+            let is_missing =
+                said.contains("disk: there is no /dev/ublk-control: load the driver with `modprobe");
+            assert!((is_sandboxed || is_missing) && said.lines().count() == 1, "{said}");
+        }
+    }
+    server.says(&["remove", "disk"]);
+    let server = Server::start_with(&["a=null:1M", "b=null:1M"], &["--export", "a"]);
+    let said = server.refuses(&["ublk", "add", "b"]);
+    assert!(said.contains("b: it is not exported") || said.contains("--sandbox"), "{said}");
 }

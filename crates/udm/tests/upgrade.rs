@@ -174,6 +174,69 @@ fn the_new_server_is_as_the_old_one() {
     server.says(&["snapshot", "remove", "s"]);
 }
 
+/// The counters of paths go on from those of the old server, also after an upgrade that failed.
+#[test]
+fn counters_of_paths_go_on() {
+    if needs_no_sandbox("a program of the test") {
+        return;
+    }
+    let (fixture, mut server) = UpgradeFixture::new();
+    File::create(fixture.path("a")).unwrap().set_len(1 << 20).unwrap();
+    server.says(&["create", "broken", "--table", "0 2048 error"]);
+    let a = fixture.path("a").display().to_string();
+    let table = format!("0 2048 multipath 2 queue_mode bio 0 1 1 round-robin 0 2 1 @broken 1 {a} 1");
+    server.says(&["create", "m", "--table", &table]);
+    let mut client = Client::connect(&server.nbd, "m");
+    let mut write = |server: &Server| {
+        client.ask(NbdCommand::Write, 0, 512);
+        assert_eq!(client.error(), 0, "{}", server.log());
+    };
+    write(&server);
+    write(&server);
+    // It is failed by a command, too.
+    for _ in 0..2 {
+        server.says(&["message", "m", "0", "fail_path", &a]);
+        server.says(&["message", "m", "0", "reinstate_path", &a]);
+    }
+    let counters = |server: &Server| -> Vec<Value> {
+        let stats: Value = serde_json::from_str(&server.http("GET", "/v1/stats", "").2).unwrap();
+        let all = stats["devices"].as_array().unwrap();
+        let m = all.iter().find(|one| one["device"]["name"] == "m").unwrap();
+        let of_path = |path: &Value| {
+            let keys = ["state", "failures", "served", "errors", "retries", "ejections"];
+            Value::from(keys.map(|key| path[key].clone()).to_vec())
+        };
+        m["paths"].as_array().unwrap().iter().map(of_path).collect()
+    };
+    let shows_failures = |server: &Server| server.says(&["status", "m"]).contains(" F 1 253:2 A 2 ");
+    let before = counters(&server);
+    assert!(shows_failures(&server), "{}", server.says(&["status", "m"]));
+    let failed_ns = |server: &Server| {
+        let metrics = server.http("GET", "/metrics", "").2;
+        let of_path = |line: &&str| line.starts_with("udm_path_failed_seconds_total{device=\"m\"");
+        metrics.lines().find(of_path).unwrap().rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    let was_failed = failed_ns(&server);
+    assert_eq!((&before[0][0], &before[0][1], &before[1][1]), (&"failed".into(), &1.into(), &2.into()));
+    assert_eq!((&before[1][2]["write"]["requests"], &before[1][4]), (&2.into(), &1.into()), "{before:?}");
+    let bad = fixture.program("bad", &format!("ulimit -n 14; exec {UDM} \"$@\""));
+    server.refuses(&["upgrade", &bad]);
+    assert_eq!(counters(&server), before, "after a failed upgrade");
+    for _ in 0..2 {
+        report(&mut server);
+        assert_eq!(counters(&server), before);
+        assert!(shows_failures(&server), "{}", server.says(&["status", "m"]));
+        assert!(failed_ns(&server) >= was_failed);
+    }
+    write(&server);
+    let after = until("a counted write", || {
+        let after = counters(&server);
+        (after != before).then_some(after)
+    });
+    assert_eq!(after[0], before[0]);
+    assert_eq!(after[1][2]["write"], serde_json::json!({"requests": 3, "bytes": 1536}));
+}
+
 #[test]
 fn what_cannot_be_handed_over_is_refused() {
     if needs_no_sandbox("a program of the test") {
@@ -359,7 +422,7 @@ fn the_state_of_an_older_release_is_taken_over() {
     new.arg("--take-over-on-stdin").stdin(OwnedFd::from(theirs));
     let mut new = new.spawn().unwrap();
     let mut channel = TestChannel(ours);
-    assert_eq!(channel.receive()["ready"]["formats"], Value::from(vec![1, 2, 3, 4, 5]));
+    assert_eq!(channel.receive()["ready"]["formats"], Value::from(vec![1, 2, 3, 4, 5, 6]));
     let state = recorded.replace("/srv/udm", folder.path().to_str().unwrap());
     channel.send(&format!("{{\"state\":{state}}}"));
     let sockets = listeners.iter().map(AsFd::as_fd).chain(clients.iter().map(|(_, theirs)| theirs.as_fd()));

@@ -20,6 +20,7 @@ mod snapshots;
 mod stats;
 mod tables;
 mod throttle;
+mod ublk;
 pub mod verbs;
 mod vhost_user;
 
@@ -36,4 +37,5 @@ pub use snapshots::*;
 pub use stats::*;
 pub use tables::*;
 pub use throttle::*;
+pub use ublk::*;
 pub use vhost_user::*;

@@ -28,6 +28,7 @@ use super::tables::{
     TargetMessageReply, TargetMessageRequest,
 };
 use super::throttle::ThrottleDeviceRequest;
+use super::ublk::{AddUblkDiskRequest, RemoveUblkDiskQuery, UblkDiskDescription, UblkDiskList};
 use super::vhost_user::{
     AddVhostUserSocketRequest, RemoveVhostUserSocketQuery, VhostUserSocketDescription, VhostUserSocketList,
 };
@@ -201,6 +202,21 @@ pub const REMOVE_VHOST_USER: ApiVerbEndpoint<RemoveVhostUserSocketQuery, (), ()>
     "/v1/devices/{name}/vhost-user",
     "removeVhostUserSocket",
     "Removes a socket that was added while the server runs",
+);
+pub const LIST_UBLK: ApiVerbEndpoint<(), (), UblkDiskList> = ApiVerbEndpoint::get(
+    "/v1/ublk",
+    "listUblkDisks",
+    "The devices that are block devices of this machine (ublk)",
+);
+pub const ADD_UBLK: ApiVerbEndpoint<(), AddUblkDiskRequest, UblkDiskDescription> = ApiVerbEndpoint::post(
+    "/v1/devices/{name}/ublk",
+    "addUblkDisk",
+    "Makes a block device of this machine from a device, or takes over the one that an earlier server left",
+);
+pub const REMOVE_UBLK: ApiVerbEndpoint<RemoveUblkDiskQuery, (), ()> = ApiVerbEndpoint::delete(
+    "/v1/devices/{name}/ublk",
+    "removeUblkDisk",
+    "Removes a block device that was added while the server runs",
 );
 pub const SUSPEND_DEVICE: ApiVerbEndpoint<(), SuspendDeviceRequest, ()> = ApiVerbEndpoint::post(
     "/v1/devices/{name}/suspend",

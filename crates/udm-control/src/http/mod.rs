@@ -34,6 +34,7 @@ mod routes;
 pub mod server;
 mod snapshots;
 pub mod socket;
+mod ublk;
 mod vhost_user;
 
 pub use concurrency::BLOCKING_MAX;

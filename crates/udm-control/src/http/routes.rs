@@ -1,7 +1,7 @@
 //! The handlers of the verbs. The router, `/openapi.json` and the fuzzers use this list.
 
 use super::concurrency::AppState;
-use super::{clones, config, events, handlers as h, moves, nvme, snapshots as s, vhost_user};
+use super::{clones, config, events, handlers as h, moves, nvme, snapshots as s, ublk, vhost_user};
 use crate::api::verbs::{self, ApiVerbEndpoint};
 use crate::metrics;
 use axum::handler::Handler;
@@ -129,6 +129,9 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::LIST_VHOST_USER, vhost_user::handle_list_vhost_user_sockets),
         route_verb_to_handler(verbs::ADD_VHOST_USER, vhost_user::handle_add_vhost_user_socket),
         route_verb_to_handler(verbs::REMOVE_VHOST_USER, vhost_user::handle_remove_vhost_user_socket),
+        route_verb_to_handler(verbs::LIST_UBLK, ublk::handle_list_ublk_disks),
+        route_verb_to_handler(verbs::ADD_UBLK, ublk::handle_add_ublk_disk),
+        route_verb_to_handler(verbs::REMOVE_UBLK, ublk::handle_remove_ublk_disk),
         route_verb_to_handler(verbs::SUSPEND_DEVICE, h::handle_suspend_device),
         route_verb_to_handler(verbs::RESUME_DEVICE, h::handle_resume_device),
         route_verb_to_handler(verbs::SUSPEND_TOGETHER, h::handle_suspend_devices),

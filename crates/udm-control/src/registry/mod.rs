@@ -37,6 +37,7 @@ mod opened;
 mod request_queue_params;
 mod resumed_merges;
 mod store_locks;
+mod ublk;
 mod vhost_user;
 
 pub(crate) use directory::DeviceCreationGuard;
@@ -57,7 +58,6 @@ use crate::state_folder::{StableDiskId, StateFolder, StoreToMarkInvalid};
 use crate::verbs::clone::WaitingClones;
 use crate::verbs::moves::{MoveJob, MoveJobs};
 use crate::verbs::snapshot::{LostSnapshotPolicy, PendingMerge};
-use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
 use deferred_removals::DeferredRemovalNotifier;
 use device_opener::DeviceOpener;
 use directory::{DeviceDirectory, DeviceUseGuard};
@@ -73,12 +73,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use store_locks::StoreLocks;
 use tokio::sync::{mpsc, oneshot};
+use ublk::ServedUblkDisks;
 use udm_backends::{BackendDeviceRegistry, DiskIdentity};
 use udm_core::errno::{EACCES, EBUSY, ENOENT, ENXIO, EOPNOTSUPP};
 use udm_core::{CoreCommandSender, DevNo, Device, DeviceId};
 use udm_dm::{DeviceLookupError, InvalidStoreMark, QueueFactory, ResolvedDevice, TargetError};
 pub use udm_targets::multipath::{PathMaintenanceSettings, PathWatchOptions};
 use udm_wire::uri::{self, DeviceUri};
+use vhost_user::ServedVhostUserSockets;
 
 /// The major number of mapped devices.
 pub const MAPPED_MAJOR: u32 = 254;
@@ -122,9 +124,8 @@ pub struct DeviceRegistry {
     pub(crate) weak_self: Weak<DeviceRegistry>,
     config: OnceLock<ServerConfigFile>,
     nvme: OnceLock<Arc<dyn NvmeTarget>>,
-    vhost_user: OnceLock<Arc<dyn VhostUserSockets>>,
-    /// Sockets that are added when `vhost_user` is set.
-    awaited_vhost_user: Mutex<Vec<AwaitedVhostUserSocket>>,
+    ublk: ServedUblkDisks,
+    vhost_user: ServedVhostUserSockets,
 }
 
 #[derive(Default)]
@@ -165,8 +166,8 @@ impl DeviceRegistry {
             lost_snapshots: OnceLock::new(),
             refused_file_advice: OnceLock::new(),
             nvme: OnceLock::new(),
-            vhost_user: OnceLock::new(),
-            awaited_vhost_user: Mutex::default(),
+            ublk: ServedUblkDisks::default(),
+            vhost_user: ServedVhostUserSockets::default(),
             is_starting: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             upgrades: OnceLock::new(),

@@ -12,6 +12,7 @@
 
 use super::{StableDiskId, StateFolder, read_own_record, read_records, write_durably};
 use crate::throttle_settings::ThrottleSettings;
+use crate::ublk_disks::RecordedUblkDisk;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -81,6 +82,9 @@ pub(crate) struct CloneRecord {
     /// Paths of the sockets that were added for virtual machines.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub vhost_user: Vec<PathBuf>,
+    /// The block device that was added to it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ublk: Option<RecordedUblkDisk>,
     /// The lock file of the server that has the clone.
     pub server: String,
 }
@@ -220,6 +224,7 @@ mod tests {
             object: None,
             throttle: None,
             vhost_user: Vec::new(),
+            ublk: None,
             server: String::new(),
         }
     }

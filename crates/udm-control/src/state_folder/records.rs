@@ -23,6 +23,7 @@ use super::stable_disk_id::FileId;
 use super::store_creation::has_exception_records;
 use super::{StableDiskId, StateFolder, read_records, write_durably};
 use crate::throttle_settings::ThrottleSettings;
+use crate::ublk_disks::RecordedUblkDisk;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -69,6 +70,9 @@ pub(crate) struct SnapshotRecord {
     /// Paths of the sockets that were added for virtual machines, if it was created by name.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub vhost_user: Vec<PathBuf>,
+    /// The block device that was added to it, if it was created by name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ublk: Option<RecordedUblkDisk>,
     /// True if its file belongs to another user who is not root. Such a record is waited for, but
     /// the server does not act on it: who wrote it may not open the disks that it names.
     #[serde(skip)]
@@ -284,13 +288,18 @@ impl StateFolder {
         self.change_record(file_name, |was| SnapshotRecord { throttle, ..was })
     }
 
-    /// Records the sockets of a snapshot that this process has attached. Does nothing if there is
-    /// no such snapshot. The caller holds the lock of its store. May block.
+    /// Records the sockets and the block device of a snapshot that this process has attached. Does
+    /// nothing if there is no such snapshot. The caller holds the lock of its store. May block.
     ///
     /// # Errors
     /// If the record can't be written.
-    pub(crate) fn record_vhost_user(&self, file_name: &str, vhost_user: Vec<PathBuf>) -> io::Result<()> {
-        self.change_record(file_name, |was| SnapshotRecord { vhost_user, ..was })
+    pub(crate) fn record_disks(
+        &self,
+        file_name: &str,
+        vhost_user: Vec<PathBuf>,
+        ublk: Option<RecordedUblkDisk>,
+    ) -> io::Result<()> {
+        self.change_record(file_name, |was| SnapshotRecord { vhost_user, ublk, ..was })
     }
 
     /// Writes the record of a snapshot that this process has attached, as `change` has changed it.

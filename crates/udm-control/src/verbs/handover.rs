@@ -7,8 +7,8 @@
 //! UUIDs, numbers and tables. Failed paths stay failed, and a path or group that an administrator
 //! chose stays chosen.
 //!
-//! Not handed over: counters of paths, which begin again, the time of `flakey`, and settings of
-//! queues that a verb changed.
+//! Not handed over: what a path selector has measured, the time of `flakey`, and settings of queues
+//! that a verb changed.
 
 use super::change::{create_device, drop_on_thread, resume_devices};
 use super::handover_counters::{counters_to_hand_over, take_over_counters};

@@ -1,6 +1,7 @@
-//! The counters of a device that go with it to another process: those of its clients, and its event
-//! number. Counters of paths are not among them: they belong to a table, and the table is new.
+//! The counters of a device that go with it to another process: those of its clients, those of the
+//! paths of its live table, and its event number.
 
+use super::handover_paths::{HandedOverPathCounters, paths_to_hand_over, take_over_paths};
 use crate::registry::{DeviceRegistry, RegisteredDevice};
 use serde::{Deserialize, Serialize};
 use udm_core::latency::LatencyHistogramSnapshot;
@@ -14,6 +15,9 @@ pub struct HandedOverCounters {
     pub event_nr: u32,
     /// For each operation that clients have used, in the order of `Op::ALL`.
     pub ops: Vec<HandedOverOpCounters>,
+    /// For each path of the live table, in its order.
+    #[serde(default)]
+    pub paths: Vec<HandedOverPathCounters>,
 }
 
 /// Counters of one operation.
@@ -51,6 +55,7 @@ pub(super) fn counters_to_hand_over(
     HandedOverCounters {
         event_nr: mapped.device.event_nr(),
         ops: ops.filter(|counters| counters.requests > 0).collect(),
+        paths: paths_to_hand_over(mapped),
     }
 }
 
@@ -62,6 +67,7 @@ pub(super) fn take_over_counters(
     from: &HandedOverCounters,
 ) {
     mapped.device.set_event_nr(from.event_nr);
+    take_over_paths(mapped, &from.paths);
     let mut report = DeviceIoReport::default();
     for counters in &from.ops {
         let Some(to) = report.ops.get_mut(counters.op) else { continue };

@@ -9,9 +9,11 @@ mod change;
 pub mod clone;
 mod device_locks;
 mod events;
+mod front_ends;
 pub mod handover;
 mod handover_counters;
 mod handover_nvme;
+mod handover_paths;
 mod handover_state;
 mod lane_guard;
 pub mod moves;
@@ -28,6 +30,7 @@ mod show;
 pub mod snapshot;
 mod tables;
 mod throttle;
+mod ublk;
 mod vhost_user;
 mod wait;
 
@@ -60,5 +63,6 @@ pub use tables::{
 };
 pub use throttle::throttle_device;
 pub(crate) use throttle::{apply_throttle_settings, throttle_settings};
+pub use ublk::{add_ublk_disk, list_ublk_disks, remove_ublk_disk};
 pub use vhost_user::{add_vhost_user_socket, list_vhost_user_sockets, remove_vhost_user_socket};
 pub use wait::{block_on_verb, block_on_verb_with_idle_fn};

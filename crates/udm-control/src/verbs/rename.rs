@@ -18,8 +18,9 @@ pub fn rename_mapped_device(registry: &DeviceRegistry, word: &str, to: NewName<'
     let before = mapped.device.name();
     let change = || {
         registry.rename(&mapped, word, to)?;
-        if let (NewName::Name(new), Some(sockets)) = (to, registry.vhost_user_sockets()) {
-            sockets.rename(&before, new);
+        if let NewName::Name(new) = to {
+            registry.vhost_user_sockets().inspect(|sockets| sockets.rename(&before, new));
+            registry.ublk_disks().inspect(|disks| disks.rename(&before, new));
         }
         Ok(())
     };

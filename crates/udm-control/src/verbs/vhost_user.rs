@@ -5,16 +5,14 @@
 //! goes over an upgrade. Those of snapshots and clones that were created by name are recorded, so
 //! that they come back with them after a restart.
 
-use super::block_on_verb;
+use super::front_ends::{record_added, refusal};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
-use crate::state_folder::clones::CloneRecord;
 use crate::vhost_user_sockets::{AwaitedVhostUserSocket, VhostUserSockets};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use udm_core::DeviceControlError;
-use udm_core::errno::{EINVAL, EIO, EOPNOTSUPP};
+use udm_core::errno::{EINVAL, EOPNOTSUPP};
 use udm_dm::TargetError;
 
 /// The sockets of all devices.
@@ -41,10 +39,7 @@ pub fn add_vhost_user_socket(
         return Err(VerbError::new(word, TargetError::errno(EINVAL).because(why)));
     }
     sockets.add(&name, path).map_err(|error| refusal(word, error))?;
-    record_sockets(registry, &name).map_err(|error| {
-        let why = format!("the socket is there, but only until the server ends: {error}");
-        VerbError::new(word, TargetError::errno(EIO).because(why))
-    })?;
+    record_added(registry, word, &name, "the socket is there, but only until the server ends")?;
     let path = path.display().to_string();
     Ok(api::VhostUserSocketDescription { device: name, path, connected: false, added: true })
 }
@@ -63,10 +58,7 @@ pub fn remove_vhost_user_socket(
     let sockets = served_sockets(registry, word)?;
     let name = registry.find(word)?.device.name();
     sockets.remove(&name, path, force).map_err(|error| refusal(word, error))?;
-    record_sockets(registry, &name).map_err(|error| {
-        let why = format!("the socket is gone, but comes back when the server is started again: {error}");
-        VerbError::new(word, TargetError::errno(EIO).because(why))
-    })
+    record_added(registry, word, &name, "the socket is gone, but comes back when the server is started again")
 }
 
 fn served_sockets<'a>(
@@ -77,27 +69,6 @@ fn served_sockets<'a>(
         let why = "this server does not serve virtual machines";
         VerbError::new(word, TargetError::errno(EOPNOTSUPP).because(why))
     })
-}
-
-fn refusal(word: &str, error: DeviceControlError) -> VerbError {
-    VerbError::new(word, TargetError::errno(error.errno).because(error.text))
-}
-
-/// Records the added sockets of `name`, if it is a snapshot or a clone that was created by name.
-fn record_sockets(registry: &DeviceRegistry, name: &str) -> std::io::Result<()> {
-    let Some(folder) = registry.state_folder() else { return Ok(()) };
-    let of_device = list_vhost_user_sockets(registry).into_iter();
-    let of_device = of_device.filter(|socket| socket.added && socket.device == name);
-    let paths: Vec<PathBuf> = of_device.map(|socket| socket.path.into()).collect();
-    let records = folder.attached_here().into_iter();
-    for record in records.filter(|record| record.by_name && record.name == name) {
-        if paths != record.vhost_user {
-            let lock = registry.store_locks.lock(std::slice::from_ref(&record.store));
-            let _lock = block_on_verb(lock);
-            folder.record_vhost_user(&record.file_name(), paths.clone())?;
-        }
-    }
-    folder.change_clone(name, |was| CloneRecord { vhost_user: paths, ..was })
 }
 
 /// Serves a device that has come back on the sockets that it had; later, if none are served yet. A

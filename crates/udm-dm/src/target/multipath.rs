@@ -10,6 +10,12 @@ pub trait MultipathTarget {
     /// The paths, in the order of the table, and their counters.
     fn path_reports(&self) -> Vec<PathReport>;
 
+    /// Goes on from the counters that the same paths had in another process: reports and `status`
+    /// add them. `before` has the paths in the order of the table; if these are others, nothing
+    /// changes. Paths that were failed there must be failed here already. Only the first call has
+    /// an effect.
+    fn continue_path_counters(&self, before: &[PathReport]);
+
     /// State of the path maintenance; `None` without maintenance.
     fn path_maintenance_report(&self) -> Option<QueueingAndFailbackReport>;
 
@@ -26,6 +32,12 @@ impl Table {
     pub fn path_reports(&self) -> Vec<PathReport> {
         let targets = self.targets().iter().filter_map(|entry| entry.target.as_multipath());
         targets.flat_map(|target| target.path_reports()).collect()
+    }
+
+    /// As [`MultipathTarget::continue_path_counters`]. A target with paths is alone in its table.
+    pub fn continue_path_counters(&self, before: &[PathReport]) {
+        let target = self.targets().iter().find_map(|entry| entry.target.as_multipath());
+        target.inspect(|target| target.continue_path_counters(before));
     }
 }
 

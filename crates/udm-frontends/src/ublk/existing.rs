@@ -96,6 +96,24 @@ pub(super) fn start_recovery(driver: &UblkDriver, info: &UblkDeviceInfo) -> Resu
     }
 }
 
+/// Those of `names` whose devices earlier servers with the state folder `folder` left, and that
+/// somebody uses: their requests wait for a server. Blocks while the kernel ends a device.
+#[must_use]
+pub fn find_names_in_use<'a>(folder: &Path, names: &[&'a str]) -> Vec<&'a str> {
+    if device_numbers().is_empty() {
+        return Vec::new();
+    }
+    let Ok(driver) = UblkDriver::open() else { return Vec::new() };
+    let marked = marked_devices(&driver);
+    let is_left_in_use = |name: &&str| {
+        let owner = UblkOwner::new(folder.as_os_str().as_encoded_bytes(), name);
+        let Some((_, info)) = marked.iter().find(|(mark, _)| *mark == owner) else { return false };
+        let ended = wait_for_end(&driver, *info).is_ok_and(|info| info.state == UblkDeviceState::Quiesced);
+        ended && matches!(look_at_block_device(info.number), BlockDeviceUse::Used(_))
+    };
+    names.iter().copied().filter(is_left_in_use).collect()
+}
+
 /// Removes the devices that earlier servers with the state folder `folder` left and that are not
 /// of one of `names`. Devices in use are reported and stay. Devices of other programs and servers
 /// are not touched. Blocks while the kernel ends a device.
@@ -125,7 +143,7 @@ fn remove_device(driver: &UblkDriver, info: &UblkDeviceInfo) {
     if let BlockDeviceUse::Used(user) = look_at_block_device(number) {
         return tracing::warn!(
             "ublk: /dev/ublkb{number} of an earlier server has no server, and {user} uses it: \
-             serve it again with its --ublk option, or end its use"
+             serve its device again with --ublk or `udm ublk add`, or end its use"
         );
     }
     match driver.stop_always(info).and_then(|()| driver.delete(info)) {

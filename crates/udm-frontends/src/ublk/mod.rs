@@ -13,17 +13,18 @@
 //! * `server`: the thread of a disk. All that may block is on it, nothing of it on the cores.
 //! * `driver`: control commands, each with a time limit and an error that says what to do.
 //! * `existing`: devices of an earlier server, to take over or to remove.
-//! * `session`: creates, starts, resizes and ends the device.
+//! * `session`: creates, starts and resizes the device. `removal`: ends it.
 //! * `queue`, `tag`: a queue of the device, a front end on one core. Queue `i` is on core `i`
 //!   modulo the cores, and only that core fetches its requests. A tag has one buffer.
 //! * `openers`: whether somebody uses the block device.
+//! * `io_flusher`: what the kernel must know of the threads that serve a disk.
 //! * `device_link`: the link `/dev/udm/NAME`.
 //!
 //! **Lives.** A device outlives its server: requests wait for the next server, and the kernel gives
 //! it those that were not answered. A mark in the device says which servers (by their state folder)
-//! and which name it belongs to. At its orderly end, a server removes a device that nobody uses,
-//! and leaves another one for the next server. The kernel removes the device of a user without
-//! privileges when its server ends.
+//! and which name it belongs to; the mark stays when the export is renamed. At its orderly end, a
+//! server removes a device that nobody uses, and leaves another one for the next server. The kernel
+//! removes the device of a user without privileges when its server ends.
 //!
 //! **Waiting for itself.** The server never reads, writes or flushes its own block device. If a
 //! thread of it waited there, the process could not end, and no other server could serve the disk.
@@ -35,11 +36,15 @@ mod device_link;
 mod driver;
 mod existing;
 mod geometry;
+mod io_flusher;
 mod openers;
 mod queue;
+mod removal;
 mod server;
 mod session;
 mod tag;
 
-pub use existing::remove_unwanted_devices;
+pub use existing::{find_names_in_use, remove_unwanted_devices};
+pub use io_flusher::set_io_flusher;
+pub use removal::UblkRemovalError;
 pub use server::{UblkDiskOptions, UblkServer};

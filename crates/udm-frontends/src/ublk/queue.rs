@@ -8,6 +8,7 @@
 //! flight, closes its lane, and holds new requests until it is resumed or detached.
 
 use super::geometry::UblkGeometry;
+use super::io_flusher::set_io_flusher;
 use super::tag::UblkTag;
 use crate::nbd::ExportRef;
 use crate::nbd::io_counters::CoreDeviceIoCounters;
@@ -130,6 +131,8 @@ impl UblkQueue {
 
     fn begin(&mut self, cx: &mut FrontCx<'_, '_>) {
         self.begun = true;
+        // The core may have started when there was no disk.
+        set_io_flusher();
         cx.subscribe(self.topic);
         if let Err(why) = self.open(cx) {
             return self.report(UblkQueueEvent::Failed(why));

@@ -1,5 +1,7 @@
 //! The server of one disk: a thread on which its device is created, resized and ended.
 
+use super::io_flusher::set_io_flusher;
+use super::removal::UblkRemovalError;
 use super::session::UblkSession;
 use crate::nbd::Exports;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -8,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use udm_core::DeviceId;
@@ -23,8 +25,13 @@ const STOP_PATIENCE: Duration = Duration::from_secs(8);
 pub struct UblkDiskOptions {
     /// Name of the export, and of the link in `/dev/udm`.
     pub name: String,
+    /// The name in the mark of the device: the one that the export had when the device was created.
+    pub marked_as: String,
     /// Number of the device; `None` for any.
     pub number: Option<u32>,
+    /// Number of queues of a new device, at least 1; `None` for one per core. The kernel makes at
+    /// most one per CPU.
+    pub queues: Option<u16>,
     /// State folder of the server: the next server with this folder and the same name takes the
     /// device over.
     pub state_folder: PathBuf,
@@ -34,7 +41,7 @@ impl UblkDiskOptions {
     /// The mark of the device.
     #[must_use]
     pub fn owner(&self) -> UblkOwner {
-        UblkOwner::new(self.state_folder.as_os_str().as_encoded_bytes(), &self.name)
+        UblkOwner::new(self.state_folder.as_os_str().as_encoded_bytes(), &self.marked_as)
     }
 }
 
@@ -42,18 +49,30 @@ struct UblkShared {
     core_set: Arc<ProcessCores>,
     exports: Arc<Exports>,
     options: UblkDiskOptions,
+    /// The name that the export has now.
+    name: Mutex<Arc<str>>,
+    link: Mutex<Option<PathBuf>>,
     stop: OwnedFd,
     event: OwnedFd,
-    /// Orders that the thread has not carried out. An `event` follows each.
-    orders: Mutex<Vec<UblkQuiesceRequest>>,
+    /// Orders that the thread has not carried out. An `event` follows each. `None` once the thread
+    /// takes no more.
+    orders: Mutex<Option<Vec<UblkOrder>>>,
 }
 
 /// An order to the thread of a disk.
-enum UblkQuiesceRequest {
+enum UblkOrder {
     /// Pause the disk, and reply whether it is paused.
     Pause(SyncSender<bool>),
     /// Go on after a pause.
     Resume,
+    /// The export has another name.
+    Rename,
+    /// Remove the device, with `force` also if it is in use.
+    Remove { force: bool, reply: SyncSender<Result<(), UblkRemovalError>> },
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A block device of this machine. If the server is dropped, the device is removed, or left to the
@@ -67,7 +86,7 @@ pub struct UblkServer {
 /// What is known of a device that was started.
 struct UblkStarted {
     number: u32,
-    link: Option<PathBuf>,
+    queues: u16,
     is_taken_over: bool,
 }
 
@@ -85,15 +104,17 @@ impl UblkServer {
         let shared = Arc::new(UblkShared {
             core_set: Arc::clone(core_set),
             exports: Arc::clone(exports),
+            name: Mutex::new(options.name.as_str().into()),
+            link: Mutex::default(),
             options,
             stop: eventfd(0, flags)?,
             event: eventfd(0, flags)?,
-            orders: Mutex::default(),
+            orders: Mutex::new(Some(Vec::new())),
         });
         let (reply, started) = sync_channel(1);
         let thread = {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name("udm-ublk".into()).spawn(move || shared.serve(&reply))?
+            std::thread::Builder::new().name("udm-ublk".into()).spawn(move || shared.run(&reply))?
         };
         let ended = || io::Error::other("the thread of the disk has ended");
         let started = started.recv().map_err(|_| ended())??;
@@ -102,8 +123,33 @@ impl UblkServer {
 
     /// Name of the export.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.shared.options.name
+    pub fn name(&self) -> Arc<str> {
+        Arc::clone(&lock(&self.shared.name))
+    }
+
+    /// The export has another name now: the link follows, without a wait. The mark of the device
+    /// stays.
+    pub fn set_name(&self, name: &str) {
+        *lock(&self.shared.name) = name.into();
+        self.shared.order(UblkOrder::Rename);
+    }
+
+    /// The options with which the disk was started, and the name that the export has now.
+    #[must_use]
+    pub fn options(&self) -> UblkDiskOptions {
+        UblkDiskOptions { name: self.name().to_string(), ..self.shared.options.clone() }
+    }
+
+    /// Number of the device.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.started.number
+    }
+
+    /// Number of queues of the device.
+    #[must_use]
+    pub fn queues(&self) -> u16 {
+        self.started.queues
     }
 
     /// Path of the block device.
@@ -114,8 +160,8 @@ impl UblkServer {
 
     /// Path of the link to the block device, if it could be created.
     #[must_use]
-    pub fn link(&self) -> Option<&Path> {
-        self.started.link.as_deref()
+    pub fn link(&self) -> Option<PathBuf> {
+        lock(&self.shared.link).clone()
     }
 
     /// True if an earlier server had created the device.
@@ -126,7 +172,7 @@ impl UblkServer {
 
     /// Makes the disk look at its device, if that is `device`: its size or limits may have changed.
     pub fn refresh_if_of(&self, device: DeviceId) {
-        let export = self.shared.exports.get(&self.shared.options.name);
+        let export = self.shared.exports.get(&self.name());
         if export.is_some_and(|export| export.device().id() == device) {
             signal(&self.shared.event);
         }
@@ -139,13 +185,24 @@ impl UblkServer {
     #[must_use]
     pub fn pause(&self) -> bool {
         let (reply, paused) = sync_channel(1);
-        self.shared.order(UblkQuiesceRequest::Pause(reply));
+        self.shared.order(UblkOrder::Pause(reply));
         paused.recv().unwrap_or(false)
     }
 
     /// Goes on after a pause, with the export of the same name. Does not wait.
     pub fn resume(&self) {
-        self.shared.order(UblkQuiesceRequest::Resume);
+        self.shared.order(UblkOrder::Resume);
+    }
+
+    /// Removes the device, with `force` also if it is in use: its users get errors then. After an
+    /// error the disk is as before. Blocks.
+    ///
+    /// # Errors
+    /// Somebody uses the device, or the kernel refuses.
+    pub fn remove(&self, force: bool) -> Result<(), UblkRemovalError> {
+        let (reply, removed) = sync_channel(1);
+        self.shared.order(UblkOrder::Remove { force, reply });
+        removed.recv().unwrap_or(Err(UblkRemovalError::NotServed))
     }
 
     /// Begins the end of the disk, without waiting.
@@ -177,19 +234,43 @@ fn signal(eventfd: &OwnedFd) {
 }
 
 impl UblkShared {
-    fn order(&self, order: UblkQuiesceRequest) {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+    /// Gives an order; it is dropped if the thread has ended.
+    fn order(&self, order: UblkOrder) {
+        if let Some(orders) = &mut *lock(&self.orders) {
+            orders.push(order);
+        }
         signal(&self.event);
     }
 
-    fn carry_out_orders(&self, session: &mut UblkSession) {
-        let orders = std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Carries the orders out. Returns true if the device is removed.
+    fn carry_out_orders(&self, session: &mut UblkSession) -> bool {
+        let orders = lock(&self.orders).as_mut().map(std::mem::take).unwrap_or_default();
+        let mut is_removed = false;
         for order in orders {
             match order {
-                UblkQuiesceRequest::Pause(reply) => drop(reply.send(session.pause())),
-                UblkQuiesceRequest::Resume => session.resume(&self.exports),
+                // Nothing is left to order.
+                _ if is_removed => {}
+                UblkOrder::Pause(reply) => drop(reply.send(session.pause())),
+                UblkOrder::Resume => session.resume(&self.exports),
+                UblkOrder::Rename => {
+                    session.rename(Arc::clone(&lock(&self.name)));
+                    *lock(&self.link) = session.link().map(Path::to_owned);
+                }
+                UblkOrder::Remove { force, reply } => {
+                    let removed = session.remove(force);
+                    is_removed = removed.is_ok();
+                    drop(reply.send(removed));
+                }
             }
         }
+        is_removed
+    }
+
+    /// The thread of the disk.
+    fn run(&self, reply: &SyncSender<io::Result<UblkStarted>>) {
+        set_io_flusher();
+        self.serve(reply);
+        *lock(&self.orders) = None;
     }
 
     fn serve(&self, reply: &SyncSender<io::Result<UblkStarted>>) {
@@ -197,9 +278,10 @@ impl UblkShared {
             Ok(session) => session,
             Err(error) => return drop(reply.send(Err(error))),
         };
+        *lock(&self.link) = session.link().map(Path::to_owned);
         let started = UblkStarted {
             number: session.number(),
-            link: session.link().map(Path::to_owned),
+            queues: session.queue_count(),
             is_taken_over: session.is_taken_over(),
         };
         if reply.send(Ok(started)).is_err() {
@@ -213,7 +295,9 @@ impl UblkShared {
                 Ok(_) => {
                     // Several events are one look at the device.
                     let _ = rustix::io::read(&self.event, &mut [0; 8]);
-                    self.carry_out_orders(&mut session);
+                    if self.carry_out_orders(&mut session) {
+                        return;
+                    }
                     session.refresh();
                 }
                 Err(Errno::INTR) => {}

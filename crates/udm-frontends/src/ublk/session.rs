@@ -1,14 +1,13 @@
 //! A device from its creation, or its take-over from an earlier server, to its end.
 
 use super::device_link::DeviceLink;
-use super::driver::{UblkCommandError, UblkDriver};
+use super::driver::UblkDriver;
 use super::existing::{find_own_device, start_recovery};
 use super::geometry::UblkGeometry;
 use super::openers::{BlockDeviceUse, look_at_block_device};
 use super::queue::{EVENTS_MAX, UblkQueue, UblkQueueEvent, UblkQueueMessage, UblkQueueStart};
 use super::server::UblkDiskOptions;
 use crate::nbd::{ExportRef, Exports};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::io;
 use std::path::Path;
@@ -26,28 +25,28 @@ const DEPTH: u16 = 128;
 const IO_BYTES_MAX: u32 = 512 << 10;
 
 /// How long the queues may take to start, or to complete their requests at the end.
-const QUEUES_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const QUEUES_LIMIT: Duration = Duration::from_secs(5);
 
 /// A queue on its core.
-struct RunningUblkQueue {
+pub(super) struct RunningUblkQueue {
     core: CoreId,
     topic: DeviceId,
-    events: Receiver<UblkQueueEvent>,
+    pub(super) events: Receiver<UblkQueueEvent>,
 }
 
 /// A device that is served.
 pub(super) struct UblkSession {
-    driver: UblkDriver,
+    pub(super) driver: UblkDriver,
     core_set: Arc<ProcessCores>,
     /// `None` while the disk is paused.
-    export: Option<ExportRef>,
-    name: String,
-    info: UblkDeviceInfo,
+    pub(super) export: Option<ExportRef>,
+    pub(super) name: Arc<str>,
+    pub(super) info: UblkDeviceInfo,
     geometry: UblkGeometry,
     /// What the kernel knows.
     params: UblkParams,
-    queues: Vec<RunningUblkQueue>,
-    link: Option<DeviceLink>,
+    pub(super) queues: Vec<RunningUblkQueue>,
+    pub(super) link: Option<DeviceLink>,
     is_taken_over: bool,
 }
 
@@ -92,7 +91,7 @@ impl UblkSession {
             driver,
             core_set: Arc::clone(core_set),
             export: Some(export),
-            name: options.name.clone(),
+            name: options.name.as_str().into(),
             info,
             geometry,
             params,
@@ -188,12 +187,29 @@ impl UblkSession {
         self.link.as_ref().map(DeviceLink::path)
     }
 
+    /// Number of its queues.
+    pub(super) fn queue_count(&self) -> u16 {
+        self.info.queues
+    }
+
+    /// The export has another name now: the link follows.
+    pub(super) fn rename(&mut self, name: Arc<str>) {
+        if self.name == name {
+            return;
+        }
+        self.name = name;
+        if let Some(link) = self.link.take() {
+            link.remove();
+            self.create_link();
+        }
+    }
+
     /// True if an earlier server had created the device.
     pub(super) fn is_taken_over(&self) -> bool {
         self.is_taken_over
     }
 
-    fn tell(&self, message: &UblkQueueMessage) {
+    pub(super) fn tell(&self, message: &UblkQueueMessage) {
         for queue in &self.queues {
             self.core_set.send_message(queue.core, queue.topic, Box::new(message.clone()));
         }
@@ -273,85 +289,10 @@ impl UblkSession {
             }
         }
     }
-
-    /// Ends the device in order: removes it, or leaves it to the next server if it is in use.
-    pub(super) fn end(mut self) {
-        if self.export.is_none() {
-            // Another process takes over.
-            self.tell(&UblkQueueMessage::Detach);
-            return self.wait_until_closed();
-        }
-        match look_at_block_device(self.info.number) {
-            BlockDeviceUse::Used(user) if is_recoverable(&self.info) => self.leave(&user),
-            BlockDeviceUse::Used(user) => {
-                let (name, number) = (&self.name, self.info.number);
-                tracing::warn!(
-                    "ublk {name}: /dev/ublkb{number} ends with its server, although {user} uses it"
-                );
-                let stopped = self.driver.stop_always(&self.info);
-                self.remove(stopped, None);
-            }
-            BlockDeviceUse::Free(claim) => {
-                // No flush here: closed files have written their data, and this process must not
-                // wait for its own disk.
-                // The kernel looks for itself, and would count the claim.
-                let claim = claim.filter(|_| !self.driver.features().contains(UblkFeatures::SAFE_STOP_DEV));
-                let stopped = self.driver.stop(&self.info);
-                self.remove(stopped, claim);
-            }
-        }
-    }
-
-    fn remove(&mut self, stopped: Result<(), UblkCommandError>, claim: Option<OwnedFd>) {
-        match stopped {
-            Ok(()) => {}
-            Err(error) if error.errno() == Some(Errno::BUSY) => return self.leave("somebody"),
-            Err(error) => {
-                self.tell(&UblkQueueMessage::Detach);
-                return tracing::warn!(
-                    "ublk {}: /dev/ublkb{} is not removed: {error}",
-                    self.name,
-                    self.info.number
-                );
-            }
-        }
-        drop(claim);
-        self.wait_until_closed();
-        if let Some(link) = self.link.take() {
-            link.remove();
-        }
-        if let Err(error) = self.driver.delete(&self.info) {
-            tracing::warn!("ublk {}: /dev/ublkc{} stays: {error}", self.name, self.info.number);
-        }
-    }
-
-    /// Leaves the device to the next server. The kernel keeps requests once this process has ended.
-    fn leave(&mut self, user: &str) {
-        self.tell(&UblkQueueMessage::Detach);
-        self.wait_until_closed();
-        let (name, number) = (&self.name, self.info.number);
-        tracing::warn!(
-            "ublk {name}: /dev/ublkb{number} is in use ({user}): its requests wait for the next server with \
-             --ublk {name}"
-        );
-    }
-
-    fn wait_until_closed(&mut self) {
-        let end = Instant::now() + QUEUES_LIMIT;
-        for queue in self.queues.drain(..) {
-            // Disconnected: the core has ended, or the queue is gone.
-            let next = || queue.events.recv_timeout(end.saturating_duration_since(Instant::now()));
-            while let Ok(event) = next() {
-                if matches!(event, UblkQueueEvent::Closed) {
-                    break;
-                }
-            }
-        }
-    }
 }
 
 /// True if another server can take the device over.
-fn is_recoverable(info: &UblkDeviceInfo) -> bool {
+pub(super) fn is_recoverable(info: &UblkDeviceInfo) -> bool {
     info.flags.contains(UblkFeatures::USER_RECOVERY)
 }
 
@@ -367,7 +308,7 @@ fn add_device(
     // The kernel clears it for a process with CAP_SYS_ADMIN.
     flags.set(UblkFeatures::UNPRIVILEGED_DEV, !rustix::process::geteuid().is_root());
     let info = UblkDeviceInfo {
-        queues: u16::try_from(cores).unwrap_or(u16::MAX),
+        queues: options.queues.unwrap_or_else(|| u16::try_from(cores).unwrap_or(u16::MAX)),
         depth: DEPTH,
         io_bytes_max: IO_BYTES_MAX,
         number: number.unwrap_or(u32::MAX),

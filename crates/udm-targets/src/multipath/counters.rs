@@ -54,6 +54,18 @@ impl PathIoTotals {
         self.ops.iter().map(|(_, bytes)| bytes).sum()
     }
 
+    /// Adds another process's counters.
+    fn add(&mut self, before: &PathIoTotals) {
+        for ((bios, bytes), (more, more_bytes)) in self.ops.iter_mut().zip(&before.ops) {
+            (*bios, *bytes) = (*bios + more, *bytes + more_bytes);
+        }
+        let sums = self.errors.iter_mut().zip(&before.errors);
+        let sums = sums.chain(self.watched.iter_mut().zip(&before.watched));
+        sums.chain(self.latency.steps.iter_mut().zip(&before.latency.steps)).for_each(|(to, n)| *to += n);
+        self.retries += before.retries;
+        self.latency.time.0 += before.latency.time.0;
+    }
+
     /// Bios that completed with an error that blames the path.
     pub(super) fn path_errors(&self) -> u64 {
         let blames = |(status, _): &(&Status, &u64)| status.fails_path();
@@ -201,6 +213,13 @@ impl MultipathDeviceCounters {
         row
     }
 
+    /// Goes on from what another process has counted for each path, as if by lanes that are closed.
+    pub(super) fn add_past(&self, before: impl ExactSizeIterator<Item = PathIoTotals>) {
+        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        state.retire(before.len());
+        state.past.iter_mut().zip(before).for_each(|(past, before)| past.add(&before));
+    }
+
     /// The counters of each of the `paths` paths.
     pub(super) fn total(&self, paths: usize) -> Vec<PathIoTotals> {
         let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
@@ -259,6 +278,27 @@ mod tests {
             assert_eq!((second.bios(), second.bytes(), second.path_errors()), (1, 4, 1));
             assert_eq!((second.errors[Status::Medium as usize], second.retries), (1, 2));
             assert_eq!(second.in_flight, 1);
+        }
+    }
+
+    #[test]
+    fn counts_of_another_process_are_added() {
+        let served = MultipathDeviceCounters::default();
+        let lanes = served.open(2, true);
+        lanes[1].count_completed(Op::Read, 1, 4);
+        lanes[1].set_in_flight(1);
+        let mut before = PathIoTotals { retries: 3, ..PathIoTotals::default() };
+        before.ops[Op::Read as usize] = (5, 20);
+        (before.errors[Status::Medium as usize], before.watched[4]) = (6, 2);
+        (before.latency.steps[0], before.latency.time) = (7, udm_core::Nanos(9));
+        served.add_past([PathIoTotals::default(), before].into_iter());
+        assert_eq!(served.total(2)[1].in_flight, 1);
+        drop(lanes);
+        for _ in 0..2 {
+            let [first, second] = served.total(2)[..] else { panic!("two paths") };
+            assert_eq!(first, PathIoTotals::default());
+            let ops = [(6, 24), (0, 0), (0, 0), (0, 0), (0, 0)];
+            assert_eq!(second, PathIoTotals { ops, in_flight: 0, ..before });
         }
     }
 }

@@ -13,7 +13,7 @@
 //! * [`selector`]: the choice of a path in the group.
 //! * `watch`: deadlines, hedged reads and ejection of slow paths, if requested.
 //! * `ejection`: the ejected paths, as all cores see them.
-//! * `counters`: what each lane counts per path.
+//! * `counters`: what each lane counts per path. `carried_counters`: what another process counted.
 //! * `reaped_paths`: the completed bios of several paths, for the selector.
 //! * `retry`: bios that found no path or lost theirs.
 //! * `path_log`: a line and an event for each path that fails or returns.
@@ -45,6 +45,7 @@
 //! Not supported: hardware handlers, group activation, and the kernel's time limit on queued bios.
 //! A table with a handler is refused as by the kernel, because no path can attach one.
 
+mod carried_counters;
 mod checker;
 mod checker_status;
 mod counters;
@@ -63,6 +64,7 @@ mod state;
 mod status;
 mod watch;
 
+use carried_counters::CarriedPathCounters;
 use checker_status::PathCheckerStatus;
 use counters::MultipathDeviceCounters;
 use parse::{MultipathFeatures, PriorityGroup, QueueMode};
@@ -96,6 +98,7 @@ pub struct Multipath {
     groups: Vec<PriorityGroup>,
     shared: Arc<MultipathState>,
     counters: MultipathDeviceCounters,
+    carried: OnceLock<Box<[CarriedPathCounters]>>,
     checker_status: Arc<PathCheckerStatus>,
     /// The path watch options, set when the table is loaded into a device.
     watch: OnceLock<PathWatchOptions>,
@@ -121,6 +124,7 @@ impl Multipath {
             groups: params.groups,
             shared: Arc::new(shared),
             counters: MultipathDeviceCounters::default(),
+            carried: OnceLock::new(),
             checker_status: Arc::new(PathCheckerStatus::new(paths)),
             watch: OnceLock::new(),
             messages: Mutex::new(()),
@@ -242,6 +246,10 @@ impl Target for Multipath {
 impl MultipathTarget for Multipath {
     fn path_reports(&self) -> Vec<PathReport> {
         self.reports()
+    }
+
+    fn continue_path_counters(&self, before: &[PathReport]) {
+        self.carry_on(before);
     }
 
     fn path_maintenance_report(&self) -> Option<QueueingAndFailbackReport> {

@@ -90,7 +90,8 @@ impl Multipath {
             for (i, (path, index)) in group.paths.iter().zip(&mut paths).enumerate() {
                 let view = self.shared.path(index);
                 let state = if view.failed { 'F' } else { 'A' };
-                field!(out, "{} {state} {}", path.number, view.fail_count);
+                let failures = view.fail_count + self.carried(index).failures;
+                field!(out, "{} {state} {failures}", path.number);
                 if s.path_info_count() > 0 {
                     field!(out, "{}", s.path_info(i));
                 }
@@ -136,19 +137,19 @@ impl Multipath {
         let rows = self.paths().zip(totals).enumerate();
         rows.map(|(index, ((group, device), totals))| {
             let view = self.shared.path(index);
-            let times = self.shared.times(index);
+            let (times, carried) = (self.shared.times(index), self.carried(index));
             let kinds = Status::ALL.iter().copied().zip(totals.errors);
             PathReport {
                 number: device.number,
                 name: device.name.clone(),
                 group: group + 1,
                 failed: view.failed,
-                fail_count: view.fail_count,
+                fail_count: view.fail_count + carried.failures,
                 check: self.checker_status.state(index),
                 held: self.held(index, device),
                 prio: self.checker_status.prio(index),
                 in_state: times.in_state,
-                failed_for: times.failed,
+                failed_for: Nanos(times.failed.0 + carried.failed_for.0),
                 in_flight: totals.in_flight,
                 bios: totals.bios(),
                 bytes: totals.bytes(),
@@ -157,7 +158,7 @@ impl Multipath {
                 errors_by: kinds.filter(|(_, count)| *count > 0).collect(),
                 retries: totals.retries,
                 ejected: view.ejected,
-                ejections: self.shared.ejection(index).count(),
+                ejections: self.shared.ejection(index).count() + carried.ejections,
                 watch: self
                     .watch
                     .get()

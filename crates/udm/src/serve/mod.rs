@@ -50,12 +50,14 @@ use std::sync::Arc;
 use std::time::Duration;
 pub use supervisor::{is_supervisor, run_supervisor};
 use tls::{load_server_tls, proves_clients, warn_about_open_port};
+use ublk::UblkDisks;
 use udm_backends::BackendDeviceRegistry;
 use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
 use udm_control::{DeviceRegistry, StateFolder, verbs};
 use udm_core::Device;
 use udm_frontends::nbd::{Exports, NbdServer, NbdServerTls};
+use udm_frontends::ublk::set_io_flusher;
 use udm_object::ObjectClient;
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
 use upgrade::{RunningServer, TakeOver, UpgradeRequests, serve_upgrade_requests};
@@ -100,7 +102,7 @@ fn serve_in_tokio_runtime(args: &ServeArgs, file: Option<ReloadableConfig>) -> R
     exit_with_parent(args)?;
     descriptors::raise_open_file_limit();
     if !args.ublk.is_empty() {
-        ublk::set_io_flusher();
+        set_io_flusher();
     }
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -337,12 +339,10 @@ async fn run_listeners_until_shutdown(
     }
     let machines = Arc::new(VhostUserDisks::start(core_set, &exports, disks)?);
     registry.set_vhost_user_sockets(Arc::<VhostUserDisks>::clone(&machines));
-    let block_devices = Arc::new(match take_over {
-        Some(_) => ublk::UblkDisks::none(),
-        None => ublk::UblkDisks::start(args, core_set, &exports)?,
-    });
+    let restored = take_over.is_none().then(|| registry.take_awaited_ublk_disks());
+    let block_devices = UblkDisks::start(args, core_set, &exports, restored)?;
     let nvme = nvme::NvmeTarget::start(args, core_set, &exports)?;
-    let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.change_hook());
+    let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.disks().change_hook());
     nvme.register_with(registry);
     let refresh_namespaces = nvme.change_hook();
     exports.on_changed(Arc::new(move |device| {
@@ -360,12 +360,12 @@ async fn run_listeners_until_shutdown(
             server.resume_accepting();
             let pid = ready::write_pidfile(args);
             take_over.report_serving();
-            block_devices.take_over(old, args, core_set, &exports);
+            block_devices.disks().take_over(old, take_over.take_block_devices(), args);
             report::print_taken_over(registry.all().len(), clients, old);
             pid?
         }
         None => {
-            let addresses = [machines.addresses(), block_devices.addresses()].concat();
+            let addresses = [machines.addresses(), block_devices.disks().addresses()].concat();
             // A command of --run has it in its environment.
             let control = args.run.is_none().then_some(&*sockets.control);
             report::print_exports_to_stderr(&exporter.list(), &addresses, &nvme.addresses(), control);
@@ -375,6 +375,7 @@ async fn run_listeners_until_shutdown(
     if let Some(client) = single_client {
         server.adopt(client).context("serve: single")?;
     }
+    registry.set_ublk_disks(Arc::<UblkDisks>::clone(block_devices.disks()));
     systemd::notify_systemd_ready(registry.all().len());
     warn_about_open_port(args);
 
@@ -385,7 +386,7 @@ async fn run_listeners_until_shutdown(
         state_folder,
         server: &server,
         machines: &machines,
-        block_devices: &block_devices,
+        block_devices: block_devices.disks(),
         control: &socket,
     };
     let (done, is_upgraded) = run_until_end(running, metrics_port, has_file, cores, &sockets, signals).await;

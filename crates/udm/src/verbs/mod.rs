@@ -17,6 +17,7 @@ pub mod reconfigure;
 pub mod show;
 pub mod throttle;
 pub mod tree;
+pub mod ublk;
 pub mod upgrade;
 pub mod vhost_user;
 pub mod wait;

@@ -59,6 +59,7 @@ pub(super) fn record_new_clone(
         object: objects.into_iter().find(|object| object.uri == source).map(Into::into),
         throttle: None,
         vhost_user: Vec::new(),
+        ublk: None,
         server: String::new(),
     };
     registry.clones.forget(&id);

@@ -16,6 +16,7 @@ use crate::state_folder::clones::CloneRecord;
 use crate::verbs::change::{DeviceSpec, create_device};
 use crate::verbs::reload::reload_live_table;
 use crate::verbs::snapshot::attach_snapshots_of_clones;
+use crate::verbs::ublk::restore_ublk_disk;
 use crate::verbs::vhost_user::restore_vhost_user_sockets;
 use crate::verbs::{CancelToken, block_on_verb};
 use futures_util::stream::{self, StreamExt};
@@ -224,6 +225,7 @@ fn create_with(registry: &Arc<DeviceRegistry>, record: &CloneRecord, table: &str
     // The position is one in a table that no user has written.
     block_on_verb(created).map_err(|error| error.at(None))?;
     restore_vhost_user_sockets(registry, name, &record.vhost_user);
+    restore_ublk_disk(registry, name, record.ublk.as_ref());
     Ok(())
 }
 

@@ -337,6 +337,7 @@ fn merge_with_existing_record(
         made_store,
         throttle: was.throttle,
         vhost_user: was.vhost_user,
+        ublk: was.ublk,
         // The same disks under their previous names, so that the file name of the record stays.
         origin: was.origin,
         store: was.store,

@@ -6,6 +6,7 @@
 //! of a snapshot that was loaded as a table. While a snapshot can't be attached, its disk can't be
 //! written, until the snapshot is given up ([`super::attach`]).
 
+use super::super::ublk::restore_ublk_disk;
 use super::super::vhost_user::restore_vhost_user_sockets;
 use super::attach::{LostSnapshotPolicy, run_state_folder_work_on_thread, snapshot_not_attached_error};
 use super::record_update::record_lost_snapshot;
@@ -141,6 +142,7 @@ pub(super) async fn recreate_snapshot_device(
     let Err(error) = create_device(&registry, called, table, &BaseDir::none(), cancel_token).await else {
         tracing::info!("{}: attached again, a snapshot of {}", record.name, record.origin.name());
         restore_vhost_user_sockets(&registry, &record.name, &record.vhost_user);
+        restore_ublk_disk(&registry, &record.name, record.ublk.as_ref());
         return Ok(());
     };
     let why = format!("can't be attached ({})", error.error);

@@ -78,6 +78,7 @@ pub(super) fn build_snapshot_record(
         merging: report.state.is_merge(),
         throttle: None,
         vhost_user: Vec::new(),
+        ublk: None,
         is_foreign: false,
         state: SnapshotRecordState::Detached { origin: None },
     })

@@ -1,7 +1,7 @@
 //! The old server: hands everything over to a new program, or goes on as it was.
 
 use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
-use super::state::{ClientState, MachineState, ServerState, format_for};
+use super::state::{BlockDeviceState, ClientState, FrontEndNeeds, MachineState, ServerState, format_for};
 use crate::log;
 use crate::serve::args::ServeArgs;
 use crate::serve::systemd;
@@ -134,7 +134,15 @@ impl RunningServer<'_> {
         self.check(request)?;
         // A new program that does not know extended headers or packed rings finds out with the
         // state.
-        let format = format_for(HandoverNeeds::of_registry(self.registry), false, false);
+        let front_ends = FrontEndNeeds {
+            block_devices: self
+                .block_devices
+                .handed_over()
+                .iter()
+                .any(BlockDeviceState::is_unknown_to_options),
+            ..FrontEndNeeds::default()
+        };
+        let format = format_for(HandoverNeeds::of_registry(self.registry), front_ends);
         let mut new = NewServer::start(&program(request.program.as_deref())?, format).await?;
         let done = self.hand_over(&mut new).await;
         if done.is_err() {
@@ -175,8 +183,8 @@ impl RunningServer<'_> {
                 "NVMe hosts cannot be handed over: restart the server, and they reconnect by themselves";
             return Err(refused(EOPNOTSUPP, why));
         }
-        if !self.block_devices.is_started() {
-            let why = "the block devices of ublk are still being taken over from the last server: try again";
+        if let Some(name) = self.block_devices.busy() {
+            let why = format!("the block device of {name} is being added, taken over or removed: try again");
             return Err(refused(EBUSY, why));
         }
         check_handover(self.registry)
@@ -292,25 +300,26 @@ impl RunningServer<'_> {
         let disks = Arc::clone(self.block_devices);
         match tokio::task::spawn_blocking(move || disks.pause()).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(name)) => {
-                let why = format!("the block device of {name} has requests in flight that do not complete");
-                Err(refused(ETIMEDOUT, why))
-            }
+            Ok(Err(error)) => Err(refused(error.errno, error.text)),
             Err(error) => Err(refused(EIO, error.to_string())),
         }
     }
 
     fn state(&self, parts: &DetachedParts, listeners: &[InheritedListener]) -> ServerState {
-        let has_extended_clients = parts.clients.iter().any(|client| client.header_style.is_extended());
-        let mut front_ends = parts.machines.iter().flatten().filter_map(|disk| disk.front_end.as_ref());
-        let has_packed_rings = front_ends.any(DetachedVhostUserFrontEnd::has_packed_rings);
-        let needs = HandoverNeeds::of_devices(&parts.devices);
+        let block_devices = self.block_devices.handed_over();
+        let mut machines = parts.machines.iter().flatten().filter_map(|disk| disk.front_end.as_ref());
+        let front_ends = FrontEndNeeds {
+            extended_clients: parts.clients.iter().any(|client| client.header_style.is_extended()),
+            packed_rings: machines.any(DetachedVhostUserFrontEnd::has_packed_rings),
+            block_devices: block_devices.iter().any(BlockDeviceState::is_unknown_to_options),
+        };
         ServerState {
-            format: format_for(needs, has_extended_clients, has_packed_rings),
+            format: format_for(HandoverNeeds::of_devices(&parts.devices), front_ends),
             pid: std::process::id(),
             removes_control_file: self.control.removes_file(),
             listeners: listeners.iter().map(|listener| listener.removes_file).collect(),
             machines: parts.machines.iter().flatten().map(MachineState::of).collect(),
+            block_devices: Some(block_devices),
             devices: parts.devices.clone(),
             clients: parts.clients.iter().map(ClientState::of).collect(),
         }

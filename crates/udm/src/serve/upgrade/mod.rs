@@ -21,4 +21,5 @@ mod state;
 mod take_over;
 
 pub(super) use hand_over::{RunningServer, UpgradeRequests, serve_upgrade_requests};
+pub(super) use state::BlockDeviceState;
 pub(super) use take_over::TakeOver;

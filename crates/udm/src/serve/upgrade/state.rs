@@ -15,7 +15,7 @@ use udm_frontends::vhost_user::{DetachedVhostUserFrontEnd, VhostUserSetupMessage
 use udm_wire::nbd::NbdHeaderStyle;
 
 /// Versions of the format that this program reads.
-pub(super) const FORMATS: [u32; 5] = [1, 2, 3, 4, 5];
+pub(super) const FORMATS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 
 /// The version to write: the lowest that every program that reads it serves as it should.
 ///
@@ -25,14 +25,28 @@ pub(super) const FORMATS: [u32; 5] = [1, 2, 3, 4, 5];
 /// | 3 | would serve devices without their limits of requests and bytes per second |
 /// | 4 | would not understand clients with extended headers |
 /// | 5 | would disconnect machines with packed rings |
-pub(super) fn format_for(needs: HandoverNeeds, has_extended_clients: bool, has_packed_rings: bool) -> u32 {
-    match needs {
-        _ if has_packed_rings => 5,
-        _ if has_extended_clients => 4,
-        HandoverNeeds { throttles: true, .. } => 3,
-        HandoverNeeds { allowed_clients: true, .. } => 2,
-        HandoverNeeds { .. } => 1,
+/// | 6 | would leave block devices without a server that were added, or whose device was renamed |
+pub(super) fn format_for(needs: HandoverNeeds, front_ends: FrontEndNeeds) -> u32 {
+    match (front_ends, needs) {
+        (FrontEndNeeds { block_devices: true, .. }, _) => 6,
+        (FrontEndNeeds { packed_rings: true, .. }, _) => 5,
+        (FrontEndNeeds { extended_clients: true, .. }, _) => 4,
+        (_, HandoverNeeds { throttles: true, .. }) => 3,
+        (_, HandoverNeeds { allowed_clients: true, .. }) => 2,
+        _ => 1,
     }
+}
+
+/// What programs must know that take front ends over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct FrontEndNeeds {
+    /// An NBD client has extended headers.
+    pub(super) extended_clients: bool,
+    /// A machine has packed rings.
+    pub(super) packed_rings: bool,
+    /// A block device was added while the server ran, or its device was renamed: the options do not
+    /// name it.
+    pub(super) block_devices: bool,
 }
 
 /// All that a server hands over. The descriptors come beside it: the control socket, then those of
@@ -49,6 +63,9 @@ pub(super) struct ServerState {
     pub(super) listeners: Vec<bool>,
     /// The vhost-user sockets.
     pub(super) machines: Vec<MachineState>,
+    /// The block devices of ublk; `None` from a server that has only those of its options.
+    #[serde(default)]
+    pub(super) block_devices: Option<Vec<BlockDeviceState>>,
     /// The devices.
     pub(super) devices: HandedOverDevices,
     /// The NBD clients.
@@ -120,6 +137,28 @@ impl MachineState {
             }
         };
         Some(VhostUserDisk { name: self.device, socket, front_end, is_added: self.is_added })
+    }
+}
+
+/// A block device of ublk. The kernel has the rest of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::serve) struct BlockDeviceState {
+    /// Name of the device.
+    pub(in crate::serve) device: String,
+    /// The name in the mark of the block device.
+    pub(in crate::serve) marked_as: String,
+    /// The number that was asked for.
+    pub(in crate::serve) number: Option<u32>,
+    /// The number of queues that was asked for.
+    pub(in crate::serve) queues: Option<u16>,
+    /// True if it was added while the server runs.
+    pub(in crate::serve) is_added: bool,
+}
+
+impl BlockDeviceState {
+    /// True if the options of the server do not name it.
+    pub(super) fn is_unknown_to_options(&self) -> bool {
+        self.is_added || self.device != self.marked_as
     }
 }
 
@@ -210,9 +249,25 @@ mod tests {
             let again: ClientState = serde_json::from_str(&text).unwrap();
             assert_eq!(again.with_socket(socket()).unwrap().header_style, header_style);
         }
-        let needs = HandoverNeeds::default();
-        assert_eq!((format_for(needs, false, false), format_for(needs, true, false)), (1, 4));
-        assert_eq!((format_for(needs, false, true), format_for(needs, true, true)), (5, 5));
+    }
+
+    /// A program that would harm something is not given the state.
+    #[test]
+    fn the_format_is_the_lowest_that_harms_nothing() {
+        let format = |extended_clients, packed_rings, block_devices| {
+            let front_ends = FrontEndNeeds { extended_clients, packed_rings, block_devices };
+            format_for(HandoverNeeds::default(), front_ends)
+        };
+        assert_eq!((format(false, false, false), format(true, false, false)), (1, 4));
+        assert_eq!((format(false, true, false), format(true, true, false)), (5, 5));
+        assert_eq!((format(false, false, true), format(true, true, true)), (6, 6));
+        let disk = |device: &str, is_added| {
+            let (device, marked_as) = (device.to_owned(), "disk".to_owned());
+            BlockDeviceState { device, marked_as, number: None, queues: None, is_added }
+        };
+        let unknown = [disk("disk", false), disk("disk", true), disk("new", false)]
+            .map(|disk| disk.is_unknown_to_options());
+        assert_eq!(unknown, [false, true, true]);
     }
 
     #[test]

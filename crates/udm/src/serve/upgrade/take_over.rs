@@ -1,7 +1,7 @@
 //! The new program: takes over from a server that waits at the other end of standard input.
 
 use super::channel::{NewServerMessage, OldServerMessage, UpgradeChannel};
-use super::state::{FORMATS, MachineState, ServerState};
+use super::state::{BlockDeviceState, FORMATS, MachineState, ServerState};
 use crate::serve::inherited_sockets::InheritedSockets;
 use crate::serve::reload::ReloadableConfig;
 use crate::serve::vhost_user::VhostUserDisk;
@@ -81,6 +81,11 @@ impl TakeOver {
     /// The disks of machines, once.
     pub(in crate::serve) fn take_machines(&mut self) -> Vec<VhostUserDisk> {
         std::mem::take(&mut self.machines)
+    }
+
+    /// The block devices of ublk, once; `None` if they are those of the options.
+    pub(in crate::serve) fn take_block_devices(&mut self) -> Option<Vec<BlockDeviceState>> {
+        self.state.block_devices.take()
     }
 
     /// Reports an error to the old server, which goes on then.
