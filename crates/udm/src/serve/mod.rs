@@ -12,6 +12,7 @@ pub mod descriptors;
 mod inherited_sockets;
 mod metrics_port;
 mod nvme;
+mod nvme_peers;
 mod one_client;
 mod path_maintenance;
 mod ready;
@@ -50,7 +51,7 @@ use std::sync::Arc;
 use std::time::Duration;
 pub use supervisor::{is_supervisor, run_supervisor};
 use tls::{load_server_tls, proves_clients, warn_about_open_port};
-use udm_backends::BackendDeviceRegistry;
+use udm_backends::{BackendDeviceRegistry, RemoteDisks};
 use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
 use udm_control::{DeviceRegistry, StateFolder, verbs};
@@ -119,6 +120,7 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
     let cores = Runtime::start(&runtime_options_from_args(args)).context("serve: cores")?;
     let core_set = Arc::clone(cores.core_set());
     let backends = BackendDeviceRegistry::new(core_set.len()).with_objects(Box::new(ObjectClient::default()));
+    let remote_disks = Arc::clone(backends.remote_disks());
     let registry = DeviceRegistry::with_opener(core_set.clone(), core_set.len(), Box::new(backends));
     registry.set_maintenance(maintenance);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
@@ -160,6 +162,7 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
                 registry: &registry,
                 exports,
                 cores: &cores,
+                remote_disks: &remote_disks,
                 state_folder: state_folder.as_ref(),
             };
             let done = run_listeners_until_shutdown(parts, take_over.as_mut(), &mut signals).await;
@@ -269,6 +272,7 @@ struct ServerParts<'a> {
     registry: &'a Arc<DeviceRegistry>,
     exports: Arc<Exports>,
     cores: &'a Runtime,
+    remote_disks: &'a RemoteDisks,
     state_folder: Option<&'a Arc<StateFolder>>,
 }
 
@@ -279,7 +283,7 @@ async fn run_listeners_until_shutdown(
     take_over: Option<&mut TakeOver>,
     signals: &mut SignalReceiver,
 ) -> Result<ExitCode> {
-    let ServerParts { args, has_file, tls, registry, exports, cores, state_folder } = parts;
+    let ServerParts { args, has_file, tls, registry, exports, cores, remote_disks, state_folder } = parts;
     let is_taken_over = take_over.is_some();
     let (mut take_over, given) = match take_over {
         Some(take_over) => {
@@ -341,7 +345,7 @@ async fn run_listeners_until_shutdown(
         Some(_) => ublk::UblkDisks::none(),
         None => ublk::UblkDisks::start(args, core_set, &exports)?,
     });
-    let nvme = nvme::NvmeTarget::start(args, core_set, &exports)?;
+    let nvme = nvme::NvmeTarget::start(args, core_set, &exports, &sockets.control, remote_disks)?;
     let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.change_hook());
     nvme.register_with(registry);
     let refresh_namespaces = nvme.change_hook();
