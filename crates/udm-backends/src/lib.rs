@@ -28,6 +28,7 @@ pub mod nvme;
 mod pattern;
 mod qcow2;
 mod read_only;
+mod remote_disks;
 mod stream;
 #[cfg(test)]
 mod testing;
@@ -36,6 +37,7 @@ pub use cache::CachedMemory;
 pub use faults::InjectedFaults;
 pub use qcow2::{ImageBytes, files_of_image, open_image_in_object};
 pub use read_only::{advance_copies, immediate_status_of_read_only};
+pub use remote_disks::{RemoteDisks, is_on_local_file_system};
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -84,6 +86,7 @@ pub struct BackendDeviceRegistry {
     tag_sets: Mutex<HashMap<(u32, u32), Weak<SharedTagSet>>>,
     /// Opens objects of web servers and object stores; `None` if this program has no client.
     objects: Option<Box<dyn ObjectDeviceOpener>>,
+    remote_disks: Arc<RemoteDisks>,
 }
 
 /// Opens objects of web servers and object stores. `udm-object` has it, so that libudm is built
@@ -125,6 +128,7 @@ impl BackendDeviceRegistry {
             namespaces: nvme::RemoteNamespaces::new(cores),
             tag_sets: Mutex::default(),
             objects: None,
+            remote_disks: Arc::default(),
         }
     }
 
@@ -132,6 +136,12 @@ impl BackendDeviceRegistry {
     #[must_use]
     pub fn with_objects(self, objects: Box<dyn ObjectDeviceOpener>) -> BackendDeviceRegistry {
         BackendDeviceRegistry { objects: Some(objects), ..self }
+    }
+
+    /// The disks that are not of this machine.
+    #[must_use]
+    pub fn remote_disks(&self) -> &Arc<RemoteDisks> {
+        &self.remote_disks
     }
 
     /// Returns the disk that `uri` leads to now. If that disk is open, its size is read again and
@@ -275,6 +285,7 @@ impl BackendDeviceRegistry {
             Some(params) => Arc::new(QueuedDevice::new(disk, params)),
             None => disk,
         };
+        self.remote_disks.note(uri)?;
         Ok(DeviceWithDiskIdentity { identity, device })
     }
 

@@ -6,11 +6,12 @@
 use crate::api;
 use crate::registry::{DeviceRegistry, RegisteredDevice};
 use crate::verbs;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use udm_core::Device as _;
 use udm_core::latency::latency_bucket_end;
-use udm_frontends::nbd::OpIoCounters;
+use udm_frontends::nbd::{DeviceIoReport, OpIoCounters};
+use udm_frontends::nvme::NvmeHostIoReport;
 
 /// Start time of a server, by the wall clock and by a monotonic clock.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,10 @@ pub(crate) fn collect_stats(registry: &DeviceRegistry, began: StartTime) -> api:
             moves: counts.moves,
         }),
         nvme: registry.nvme_target().map(|target| target.stats()),
+        nvme_hosts: registry
+            .nvme_target()
+            .map(|target| host_stats(target.host_reports()))
+            .unwrap_or_default(),
         nvme_paths: verbs::list_nvme_paths(registry),
         cores: (0..).zip(cores).map(|(core, requests)| api::CoreStats { core, requests }).collect(),
         devices: devices.iter().map(|mapped| &**mapped).map(device).collect(),
@@ -73,10 +78,26 @@ fn device_stats(registry: &DeviceRegistry, mapped: &RegisteredDevice) -> api::De
     let exporter = registry.exporter();
     let report = exporter.and_then(|exporter| exporter.served(mapped.device.id()));
     let in_flight = report.as_ref().map(|report| report.in_flight);
-    let ops = report.iter().flat_map(|report| verbs::OPS.iter().zip(&report.ops));
-    let served = ops.filter(|(_, counts)| counts.requests + counts.in_flight > 0);
-    let served = served.map(|(op, counts)| ((*op).to_owned(), op_stats(counts))).collect();
+    let served = report.as_ref().map(served_by_op).unwrap_or_default();
     api::DeviceStats { device, target_types, in_flight, served, paths, ..api::DeviceStats::default() }
+}
+
+/// The counters of operations that occurred.
+fn served_by_op(report: &DeviceIoReport) -> BTreeMap<String, api::OperationStats> {
+    let served = verbs::OPS.iter().zip(&report.ops);
+    let served = served.filter(|(_, counts)| counts.requests + counts.in_flight > 0);
+    served.map(|(op, counts)| ((*op).to_owned(), op_stats(counts))).collect()
+}
+
+fn host_stats(reports: Vec<NvmeHostIoReport>) -> Vec<api::NvmeHostStats> {
+    let queue = |(queue, requests)| api::NvmeQueueStats { queue, requests };
+    let stats = |one: NvmeHostIoReport| api::NvmeHostStats {
+        in_flight: one.io.in_flight,
+        served: served_by_op(&one.io),
+        queues: one.queues.into_iter().map(queue).collect(),
+        host_nqn: one.host,
+    };
+    reports.into_iter().map(stats).collect()
 }
 
 fn op_stats(counts: &OpIoCounters) -> api::OperationStats {

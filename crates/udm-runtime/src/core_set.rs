@@ -6,6 +6,7 @@ use crate::inbox::EventFdMessageQueue;
 use crate::task_front_end::{StopTaskMessage, TaskFrontEnd};
 use std::any::Any;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
@@ -31,6 +32,8 @@ pub(crate) enum CoreMessage {
     Stop(Nanos),
     /// Report the work in flight.
     Report(SyncSender<CoreWorkInFlightReport>),
+    /// Register a file with the ring.
+    RegisterFile(Arc<OwnedFd>, SyncSender<io::Result<()>>),
 }
 
 /// The inbox of a core.
@@ -121,6 +124,29 @@ impl ProcessCores {
             one.requests.into_iter().for_each(|(id, n)| *all.requests.entry(id).or_default() += n);
         }
         all
+    }
+
+    /// Registers `file` with the ring of each core. From then on the kernel closes the file only
+    /// when the process has closed it and no operation of any ring is in flight, also if the
+    /// process is killed: a ring lets go of its files after its last operation. So whoever finds a
+    /// lock of this file free knows that no read or write of a core can still reach a disk. A
+    /// process can do this once.
+    ///
+    /// # Errors
+    /// The error of the kernel; EBUSY if a file is registered already. A core does not answer
+    /// within `timeout`.
+    pub fn register_file(&self, file: &Arc<OwnedFd>, timeout: Duration) -> io::Result<()> {
+        let (tx, rx) = std::sync::mpsc::sync_channel(self.len());
+        for inbox in &self.inboxes {
+            inbox.send(CoreMessage::RegisterFile(Arc::clone(file), tx.clone()));
+        }
+        drop(tx);
+        let end = Instant::now() + timeout;
+        for _ in 0..self.len() {
+            let answer = rx.recv_timeout(end.saturating_duration_since(Instant::now()));
+            answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "a core does not answer"))??;
+        }
+        Ok(())
     }
 
     pub(crate) fn inbox(&self, core: CoreId) -> &CoreInbox {

@@ -226,6 +226,9 @@ impl CoreFrontEnds {
                     // The receiver may have timed out.
                     let _ = to.try_send(report);
                 }
+                CoreMessage::RegisterFile(file, to) => {
+                    let _ = to.try_send(ring.register_file(&file));
+                }
                 CoreMessage::Command(..) | CoreMessage::Wake(_) => {
                     unreachable!("the core delivers commands and wakes before")
                 }

@@ -1,5 +1,7 @@
 //! On a core with thousands of lanes, a message and a wakeup poll only the lanes that they concern.
 
+use rustix::fs::FlockOperation;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -161,5 +163,29 @@ fn background_work_does_not_delay_stop() {
     while !stopping.is_over() {
         assert!(std::time::Instant::now() < end, "the stop waits for background work");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A file that is registered with the rings stays open until the last operation of each has ended,
+/// also if everybody else has closed it: its lock is free only then.
+#[test]
+fn a_registered_file_outlives_its_last_descriptor() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = || std::fs::File::open(file.path()).unwrap();
+    let locked = open();
+    rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let runtime = runtime();
+    let descriptor = Arc::new(OwnedFd::from(locked));
+    runtime.core_set().register_file(&descriptor, Duration::from_secs(60)).unwrap();
+    let again = runtime.core_set().register_file(&descriptor, Duration::from_secs(60));
+    assert_eq!(again.unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+    drop(descriptor);
+    let is_free = || rustix::fs::flock(open(), FlockOperation::NonBlockingLockShared).is_ok();
+    assert!(!is_free(), "the ring has the file open");
+    runtime.stop();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !is_free() {
+        assert!(std::time::Instant::now() < end, "the lock is never released");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -17,11 +17,13 @@ mod mirror_log;
 mod nvme_host;
 mod nvme_host_exchange;
 mod nvme_pdu;
+mod nvme_peer_record;
 mod qcow2_image;
 
 pub use nvme_host::fuzz_nvme_host_pdu;
 pub use nvme_host_exchange::fuzz_nvme_host_exchange;
 pub use nvme_pdu::fuzz_nvme_pdu;
+pub use nvme_peer_record::fuzz_nvme_peer_record;
 
 pub use boot_profile::fuzz_boot_profile;
 pub use clone_metadata::fuzz_clone_metadata;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::net::SocketAddr;
-use udm_wire::fuzz::fuzz_nvme_pdu;
+use udm_wire::fuzz::{fuzz_nvme_pdu, fuzz_nvme_peer_record};
 use udm_wire::nvme::{
     AnaGroup, AnaState, AsyncEvent, CommandCapsule, Completion, ConnectCommand, ConnectData,
     ControllerInstance, ControllerKind, CrossControllerReset, CrossControllerResetEntry,
@@ -230,6 +230,26 @@ proptest! {
     #[test]
     fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {
         fuzz_nvme_pdu(&bytes);
+    }
+
+    /// Records of servers in which a few bytes are wrong.
+    #[test]
+    fn damaged_peer_records_are_read_or_refused(
+        first in 0..70_000_u32,
+        path in "/[ -~]{0,40}",
+        changes in prop::collection::vec((0..200_usize, any::<u8>()), 0..4),
+        rest in "(remote [ -~]{0,20}\n?){0,2}",
+    ) {
+        let text = format!(
+            "udm-nvme-peer 1\nsubsystem nqn.2026-11.org.example:disks\nboot-id b\ninode 8 7\ncontrollers \
+             {first} 65000\ncontrol {path}\n{rest}"
+        );
+        let mut bytes = text.into_bytes();
+        for (at, byte) in changes {
+            let len = bytes.len();
+            bytes[at % len] = byte;
+        }
+        fuzz_nvme_peer_record(&bytes);
     }
 
     /// PDUs in which a few bytes are wrong.

@@ -138,9 +138,9 @@ fn another_path_resets_a_lost_controller() {
     network.cut();
     let stall = writer.write(2);
     report(&format!("a write in a network that was cut waited for {stall:?}"));
-    let log = server.log();
-    assert!(log.contains("the lost controller was reset through"), "{log}");
-    assert!(stall < Duration::from_secs(5), "{stall:?}: {log}");
+    let done = "the lost controller was reset through";
+    until("the reset in the log", || server.log().contains(done).then_some(()));
+    assert!(stall < Duration::from_secs(5), "{stall:?}: {}", server.log());
     let controllers = target.says(&["nvme", "ls"]);
     assert_eq!(controllers.matches("  controller ").count(), 1, "the other one has ended: {controllers}");
     let samples = server.http("GET", "/metrics", "").2;
@@ -295,4 +295,144 @@ fn secrets_in_both_directions() {
         target = start();
         until("the path again", || (client.read(5) == 0).then_some(()));
     }
+}
+
+/// Writes `byte` through `device`. Returns the error, 0 for none.
+fn write_through(server: &Server, device: &str, byte: u8) -> u32 {
+    let mut client = Client::connect(&server.nbd, device);
+    client.send(CommandFlags::empty(), NbdCommand::Write, 4096, 4096, &[byte; 4096]).unwrap();
+    client.answer().unwrap().1
+}
+
+/// A path in each ANA state. In a state that forbids requests the path gets none, and others are
+/// used; without another one, requests wait for a better state if the table queues, and fail
+/// otherwise.
+#[test]
+fn each_ana_state() {
+    let (folder, ports) = (TempDir::new().unwrap(), [free_port(), free_port()]);
+    let disk = folder.path().join("disk");
+    std::fs::write(&disk, image(SECTORS)).unwrap();
+    let target = target(&disk, &ports, &[]);
+    let [a, b] = ports.map(|port| uri(port, "&kato=5s"));
+    let groups = format!("round-robin 0 1 1 {a} 1 round-robin 0 1 1 {b} 1");
+    let tables = [
+        format!("queues=0 {SECTORS} multipath 1 queue_if_no_path 0 2 1 {groups}"),
+        format!("fails=0 {SECTORS} multipath 0 0 2 1 {groups}"),
+    ];
+    let server = Server::start_with(&[&*tables[0], &*tables[1]], &["--check-paths", "1"]);
+    let requests = || -> u64 {
+        let list = target.http("GET", "/metrics", "").2;
+        let of = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
+        list.lines().filter(|line| line.starts_with("udm_nvme_host_requests_total{")).filter_map(of).sum()
+    };
+    let set = |state: &str, port: Option<u16>| {
+        let port = port.map(|port| format!("127.0.0.1:{port}"));
+        let only = port.iter().flat_map(|port| ["--port", port]);
+        let words: Vec<&str> = ["nvme", "ana", "a", state].into_iter().chain(only).collect();
+        target.says(&words);
+    };
+    let shows = |port: u16, state: &str| {
+        let list: serde_json::Value = serde_json::from_str(&server.http("GET", "/v1/nvme", "").2).unwrap();
+        let of = |one: &&serde_json::Value| one["uri"].as_str().unwrap().contains(&format!(":{port}/"));
+        list["paths"].as_array().unwrap().iter().find(of).is_some_and(|one| one["ana"] == state)
+    };
+    assert_eq!((write_through(&server, "queues", 1), write_through(&server, "fails", 1)), (0, 0));
+    for (state, byte) in [("non-optimized", 2), ("inaccessible", 3), ("persistent-loss", 4)] {
+        set(state, Some(ports[0]));
+        until("the state", || shows(ports[0], state).then_some(()));
+        let before = requests();
+        assert_eq!(
+            (write_through(&server, "queues", byte), write_through(&server, "fails", byte)),
+            (0, 0),
+            "{state}"
+        );
+        assert_eq!(requests() - before, 2, "{state}: no request was tried twice");
+        assert_eq!(std::fs::read(&disk).unwrap()[4096], byte);
+    }
+    let why = server.says(&["multipath", "show", "paths"]);
+    assert!(why.contains("persistent-loss"), "{why}");
+    for state in ["inaccessible", "persistent-loss"] {
+        set(state, None);
+        until("the states", || ports.iter().all(|port| shows(*port, state)).then_some(()));
+        assert_ne!(write_through(&server, "fails", 5), 0, "{state}");
+        let mut client = Client::connect(&server.nbd, "queues");
+        client.send(CommandFlags::empty(), NbdCommand::Write, 4096, 4096, &[6; 4096]).unwrap();
+        sleep(Duration::from_millis(300));
+        set("optimized", None);
+        assert_eq!(client.answer().unwrap().1, 0, "it has waited: {}", server.log());
+        until("paths that work again", || (write_through(&server, "fails", 7) == 0).then_some(()));
+    }
+}
+
+/// A network that changes the status of the next completion of an I/O queue to *authentication
+/// required* (0x191), as a controller does that wants to authenticate its host again.
+fn network_that_asks_for_authentication(target: u16, asks: &Arc<AtomicBool>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let asks = Arc::clone(asks);
+    thread::spawn(move || {
+        for host in listener.incoming() {
+            let (host, controller) = (host.unwrap(), TcpStream::connect(("127.0.0.1", target)).unwrap());
+            let (up, down) = (host.try_clone().unwrap(), controller.try_clone().unwrap());
+            thread::spawn(move || copy(up, controller, &AtomicBool::new(false)));
+            let asks = Arc::clone(&asks);
+            thread::spawn(move || change_one_completion(down, host, &asks));
+        }
+    });
+    port
+}
+
+/// Passes PDUs on, which have no digests. Changes the next completion after `asks` is set.
+fn change_one_completion(mut from: TcpStream, mut to: TcpStream, asks: &AtomicBool) {
+    let mut header = [0; 8];
+    while from.read_exact(&mut header).is_ok() {
+        let len = u32::from_le_bytes(header[4..].try_into().unwrap()) as usize;
+        let mut rest = vec![0; len - header.len()];
+        if from.read_exact(&mut rest).is_err() {
+            break;
+        }
+        const RESPONSE: u8 = 5;
+        if header[0] == RESPONSE && asks.swap(false, SeqCst) {
+            rest[14..16].copy_from_slice(&(0x191_u16 << 1).to_le_bytes());
+        }
+        if to.write_all(&header).and_then(|()| to.write_all(&rest)).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// A controller asks for authentication again: the association is made again with a new proof, and
+/// the write that it has refused is sent through another path.
+#[test]
+fn a_controller_that_asks_for_authentication_again() {
+    let (folder, ports) = (TempDir::new().unwrap(), [free_port(), free_port()]);
+    let disk = folder.path().join("disk");
+    std::fs::write(&disk, image(SECTORS)).unwrap();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, SECRET).unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let of_host = format!("{HOST}={}", secret.display());
+    let target = target(&disk, &ports, &["--nvme-dhchap-secret", &of_host]);
+    let asks = Arc::new(AtomicBool::new(false));
+    let network = network_that_asks_for_authentication(ports[0], &asks);
+    // No Keep Alive is on its way while a completion is changed.
+    let [a, b] =
+        [network, ports[1]].map(|port| uri(port, &format!("&kato=1m&dhchap-secret={}", secret.display())));
+    let groups = format!("round-robin 0 1 1 {a} 1 round-robin 0 1 1 {b} 1");
+    let server = Server::start(&[&format!("m=0 {SECTORS} multipath 1 queue_if_no_path 0 2 1 {groups}")]);
+    // The queue stays connected while the client is.
+    let mut writer = Writer { client: Client::connect(&server.nbd, "m"), server: &server };
+    writer.write(1);
+    asks.store(true, SeqCst);
+    writer.write(2);
+    assert!(!asks.load(SeqCst), "a completion was changed");
+    assert_eq!(std::fs::read(&disk).unwrap()[4096], 2);
+    let why = "the controller asks for authentication again";
+    until("the reason in the log", || server.log().contains(why).then_some(()));
+    until("a new association", || server.log().contains("connected again").then_some(()));
+    server.says(&["message", "m", "0", "fail_path", &b]);
+    server.says(&["message", "m", "0", "reinstate_path", &a]);
+    writer.write(3);
+    assert_eq!(std::fs::read(&disk).unwrap()[4096], 3, "{}", target.log());
 }

@@ -1,5 +1,7 @@
 //! Namespaces of NVMe/TCP controllers as disks and as paths: udm's own target below.
 
+#[path = "nvme_paths/peers.rs"]
+mod peers;
 mod support;
 
 use rustix::process::Signal;

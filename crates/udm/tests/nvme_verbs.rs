@@ -3,6 +3,10 @@
 #[path = "../../udm-frontends/tests/nvme/host.rs"]
 #[allow(dead_code, reason = "the front end's tests use all of it")]
 mod host;
+#[path = "nvme_verbs/load.rs"]
+mod load;
+#[path = "nvme_verbs/peers.rs"]
+mod peers;
 mod support;
 
 use host::{ScriptedHost, command};

@@ -1,5 +1,6 @@
 //! The admin queue of a namespace: a lane without requests, which a task keeps open on one core.
 
+mod ana_transition;
 mod resets;
 
 use super::client::READY_POLL;
@@ -20,6 +21,7 @@ use udm_runtime::{Ring, RingCompletion};
 use udm_wire::nvme::host::{AdminEvent, HostAdmin};
 use udm_wire::uri::TimeSpan;
 
+use ana_transition::{AnaTransition, AnaTransitionStep};
 use resets::ResetsThroughController;
 
 /// Bytes of buffers that are kept for reuse.
@@ -159,6 +161,9 @@ struct AdminConnection {
     is_keep_alive_pending: bool,
     timer: PauseAwareReplyDeadline,
     resets: ResetsThroughController,
+    transition: AnaTransition,
+    /// The longest time of the ANA state `change` (ANATT).
+    transition_max: Nanos,
 }
 
 struct AdminLane {
@@ -232,6 +237,8 @@ impl AdminLane {
             is_keep_alive_pending: false,
             timer: PauseAwareReplyDeadline::new(kato),
             resets: ResetsThroughController::default(),
+            transition: AnaTransition::default(),
+            transition_max: Nanos(0),
         });
     }
 
@@ -324,6 +331,17 @@ impl AdminLane {
         if std::mem::replace(&mut self.doubts, doubts) != doubts {
             connection.admin.iter_mut().for_each(HostAdmin::refresh_ana);
         }
+        match connection.transition.look(self.namespace.ana(), connection.transition_max, now) {
+            AnaTransitionStep::Wait(until) => cx.wake_at(until),
+            AnaTransitionStep::ReadLog(until) => {
+                connection.admin.iter_mut().for_each(HostAdmin::refresh_ana);
+                cx.wake_at(until);
+            }
+            AnaTransitionStep::TooLong => {
+                let why = "the ANA state was change for twice as long as the controller has promised (ANATT)";
+                return self.handle_loss(&DisconnectReason::new(DisconnectKind::TimedOut, why), cx);
+            }
+        }
         if now >= connection.keep_alive_at
             && let Some(admin) = &mut connection.admin
             && admin.keep_alive()
@@ -370,6 +388,7 @@ impl AdminConnection {
                 AdminEvent::Ready(facts) => {
                     namespace.accept(self.number, &self.address, &facts, now)?;
                     self.is_ready = true;
+                    self.transition_max = facts.controller.ana_transition_max;
                     self.keep_alive_at = now + half;
                 }
                 AdminEvent::NotReady => self.ask_status_at = now + READY_POLL,

@@ -55,6 +55,37 @@ pub struct NvmeSubsystem {
     pub namespaces: Vec<NvmeNamespace>,
     /// The controllers, one for each connection of a host, by number.
     pub controllers: Vec<NvmeController>,
+    /// The hosts since the start, by name. Beyond 256 hosts, further ones are counted together as
+    /// `other`.
+    #[serde(default)]
+    pub hosts: Vec<NvmeHost>,
+}
+
+/// A host, and its answered requests since it first connected.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeHost {
+    /// Name of the host, as the host says it.
+    pub host_nqn: String,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Bytes of successful requests.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Requests of I/O queues, by number. Queues of several controllers with the same number are
+    /// counted together.
+    pub queues: Vec<NvmeQueueStats>,
+}
+
+/// An I/O queue of a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeQueueStats {
+    /// Number of the queue, from 1: it is on the core with the number before.
+    pub queue: u16,
+    /// Answered requests.
+    pub requests: u64,
 }
 
 /// An address on which a subsystem listens.
@@ -85,6 +116,35 @@ pub struct SetNvmeAnaStateRequest {
     pub port: Option<String>,
     /// `optimized`, `non-optimized`, `inaccessible` or `persistent-loss`.
     pub state: String,
+}
+
+/// Ends a controller on behalf of its host, which has lost it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResetNvmeControllerRequest {
+    /// Name of the subsystem.
+    pub subsystem: String,
+    /// Number of the controller.
+    pub cntlid: u16,
+    /// Its uniquifier (CIU).
+    pub uniquifier: u8,
+    /// Its random number (CIRN), 16 hexadecimal digits.
+    pub random: String,
+    /// Name of the host that has lost it.
+    pub host_nqn: String,
+    /// Identifier of that host, 32 hexadecimal digits.
+    pub host_id: String,
+}
+
+/// The outcome of a reset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ResetNvmeControllerReply {
+    /// `done`: no request of the controller can reach a disk any more. `refused`: nothing was
+    /// reset. `late`: requests of it are still at a disk after the longest wait.
+    pub outcome: String,
+    /// Why it is not done, in one line.
+    #[serde(default)]
+    pub why: String,
 }
 
 /// A device as a namespace.

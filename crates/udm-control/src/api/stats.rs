@@ -3,7 +3,7 @@
 use super::clones::CloneDescription;
 use super::devices::DeviceDescription;
 use super::moves::MoveDescription;
-use super::nvme::{NvmeConnectionStats, NvmePath};
+use super::nvme::{NvmeConnectionStats, NvmePath, NvmeQueueStats};
 use super::paths::MultipathPathReport;
 use super::snapshots::SnapshotDescription;
 use schemars::JsonSchema;
@@ -27,6 +27,10 @@ pub struct ServerStatsReport {
     /// Counters of NVMe/TCP hosts; null if the server has no target for them.
     #[serde(default)]
     pub nvme: Option<NvmeConnectionStats>,
+    /// The requests of NVMe/TCP hosts, by name of the host. Beyond 256 hosts, further ones are
+    /// counted together as `other`.
+    #[serde(default)]
+    pub nvme_hosts: Vec<NvmeHostStats>,
     /// The namespaces of other controllers that tables use, by URI.
     #[serde(default)]
     pub nvme_paths: Vec<NvmePath>,
@@ -34,6 +38,20 @@ pub struct ServerStatsReport {
     pub cores: Vec<CoreStats>,
     /// All mapped devices, by number.
     pub devices: Vec<DeviceStats>,
+}
+
+/// The requests of an NVMe/TCP host to all devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NvmeHostStats {
+    /// Name of the host, as the host says it.
+    pub host_nqn: String,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Requests since the host first connected, by operation, as of devices.
+    pub served: BTreeMap<String, OperationStats>,
+    /// I/O queues with their requests, by number. Queues of several controllers with the same
+    /// number are counted together.
+    pub queues: Vec<NvmeQueueStats>,
 }
 
 /// Counters of NBD connections.

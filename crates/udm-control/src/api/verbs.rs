@@ -14,7 +14,9 @@ use super::devices::{
 };
 use super::events::DeviceEventDescription;
 use super::moves::{ForgetOldPlaceRequest, MoveDescription, MoveList, PauseMoveRequest, StartMoveRequest};
-use super::nvme::{NvmeSubsystemList, SetNvmeAnaStateRequest};
+use super::nvme::{
+    NvmeSubsystemList, ResetNvmeControllerReply, ResetNvmeControllerRequest, SetNvmeAnaStateRequest,
+};
 use super::paths::FailOrReinstatePathRequest;
 use super::queue::{ChangeQueueSettingsRequest, SetDiskPowerRequest};
 use super::server::{ExportList, ServerVersions, UpgradeReport, UpgradeServerRequest};
@@ -186,6 +188,13 @@ pub const SET_NVME_ANA: ApiVerbEndpoint<(), SetNvmeAnaStateRequest, NvmeSubsyste
         "/v1/nvme/ana",
         "setNvmeAnaState",
         "Sets how good ports are for devices; hosts get an event and choose their paths by it",
+    );
+pub const RESET_NVME_CONTROLLER: ApiVerbEndpoint<(), ResetNvmeControllerRequest, ResetNvmeControllerReply> =
+    ApiVerbEndpoint::post(
+        "/v1/nvme/reset",
+        "resetNvmeController",
+        "For other servers of the subsystem: ends a controller that its host has lost, and answers when no request \
+         of it can reach a disk any more",
     );
 pub const LIST_VHOST_USER: ApiVerbEndpoint<(), (), VhostUserSocketList> = ApiVerbEndpoint::get(
     "/v1/vhost-user",

@@ -126,6 +126,7 @@ pub(super) fn all_http_routes() -> Vec<Route> {
         route_verb_to_handler(verbs::THROTTLE_DEVICE, h::handle_throttle_device),
         route_verb_to_handler(verbs::LIST_NVME, nvme::handle_list_nvme_subsystems),
         route_verb_to_handler(verbs::SET_NVME_ANA, nvme::handle_set_nvme_ana_state),
+        route_verb_to_handler(verbs::RESET_NVME_CONTROLLER, nvme::handle_reset_nvme_controller),
         route_verb_to_handler(verbs::LIST_VHOST_USER, vhost_user::handle_list_vhost_user_sockets),
         route_verb_to_handler(verbs::ADD_VHOST_USER, vhost_user::handle_add_vhost_user_socket),
         route_verb_to_handler(verbs::REMOVE_VHOST_USER, vhost_user::handle_remove_vhost_user_socket),

@@ -38,6 +38,14 @@ metrics! {
         "Connections and queues of NVMe/TCP hosts that were refused, because there were too many";
     NVME_LATE_QUIESCES = COUNTER "udm_nvme_late_quiesces_total":
         "Queues of lost NVMe/TCP hosts whose requests stayed at a device for longer than the quiesce time";
+    NVME_HOST_REQUESTS = COUNTER "udm_nvme_host_requests_total":
+        "Requests of an NVMe/TCP host that were answered, errors included";
+    NVME_HOST_BYTES = COUNTER "udm_nvme_host_request_bytes_total": "Bytes of requests of an NVMe/TCP host that succeeded";
+    NVME_HOST_ERRORS = COUNTER "udm_nvme_host_request_errors_total":
+        "Requests of an NVMe/TCP host that were answered with an error";
+    NVME_HOST_IN_FLIGHT = GAUGE "udm_nvme_host_requests_in_flight": "Requests of an NVMe/TCP host in flight";
+    NVME_QUEUE_REQUESTS = COUNTER "udm_nvme_queue_requests_total":
+        "Requests of the I/O queues of an NVMe/TCP host with this number that were answered";
     NVME_PATH_UP = GAUGE "udm_nvme_path_up": "1 while the association with the controller of a namespace works";
     NVME_PATH_ASSOCIATIONS = COUNTER "udm_nvme_path_associations_total": "Associations with the controller";
     NVME_PATH_LOSSES = COUNTER "udm_nvme_path_losses_total": "Associations with the controller that were lost";

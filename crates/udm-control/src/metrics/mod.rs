@@ -33,6 +33,20 @@ pub fn prometheus_text(stats: &api::ServerStatsReport) -> Vec<u8> {
         all.add(&m::NVME_REFUSED, &[], nvme.refused as f64);
         all.add(&m::NVME_LATE_QUIESCES, &[], nvme.late_quiesces as f64);
     }
+    for one in &stats.nvme_hosts {
+        let host = ("host", one.host_nqn.as_str());
+        all.add(&m::NVME_HOST_IN_FLIGHT, &[host], one.in_flight as f64);
+        for (op, served) in &one.served {
+            let labels = [host, ("op", op)];
+            all.add(&m::NVME_HOST_REQUESTS, &labels, served.requests as f64);
+            all.add(&m::NVME_HOST_BYTES, &labels, served.bytes as f64);
+            all.add(&m::NVME_HOST_ERRORS, &labels, served.errors as f64);
+        }
+        for queue in &one.queues {
+            let labels = [host, ("queue", &*queue.queue.to_string())];
+            all.add(&m::NVME_QUEUE_REQUESTS, &labels, queue.requests as f64);
+        }
+    }
     for path in &stats.nvme_paths {
         let uri = ("uri", path.uri.as_str());
         all.add(&m::NVME_PATH_UP, &[uri], f64::from(path.state == "live"));

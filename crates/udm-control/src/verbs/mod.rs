@@ -44,7 +44,7 @@ pub use change::{
 };
 pub use events::wait_device_event;
 pub use multipath::{PathGroupingOptions, create_multipath_cancellable};
-pub use nvme::{list_nvme_paths, list_nvme_subsystems, set_nvme_ana_state};
+pub use nvme::{list_nvme_paths, list_nvme_subsystems, reset_nvme_controller, set_nvme_ana_state};
 pub use power::set_disk_power;
 pub use queue::change_queue_settings;
 pub(crate) use reload::reload_live_table;

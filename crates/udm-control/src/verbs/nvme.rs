@@ -2,6 +2,7 @@
 
 use crate::api;
 use crate::error::VerbError;
+use crate::nvme_target::NvmeResetProgress;
 use crate::registry::DeviceRegistry;
 use udm_core::errno::{EINVAL, ENXIO};
 use udm_dm::TargetError;
@@ -44,12 +45,7 @@ pub fn set_nvme_ana_state(
 ) -> Result<(), VerbError> {
     let device = request.device.as_deref().unwrap_or("nvme");
     let refuse = |errno, why: String| VerbError::new(device, TargetError::errno(errno).because(why));
-    let Some(target) = registry.nvme_target() else {
-        return Err(refuse(
-            ENXIO,
-            "the server has no NVMe/TCP target: serve with --nvme ADDRESS:PORT".into(),
-        ));
-    };
+    let Some(target) = registry.nvme_target() else { return Err(no_target(device)) };
     if let Some(name) = &request.device
         && !target.describe().namespaces.iter().any(|one| one.device == *name)
     {
@@ -57,4 +53,22 @@ pub fn set_nvme_ana_state(
         return Err(refuse(ENXIO, why.into()));
     }
     target.set_ana_state(request).map_err(|why| refuse(EINVAL, why))
+}
+
+/// Begins to reset a controller for another server of the subsystem. The inner error says why the
+/// target refuses.
+///
+/// # Errors
+/// ENXIO if the server has no target.
+pub fn reset_nvme_controller(
+    registry: &DeviceRegistry,
+    request: &api::ResetNvmeControllerRequest,
+) -> Result<Result<NvmeResetProgress, String>, VerbError> {
+    let target = registry.nvme_target().ok_or_else(|| no_target("nvme"))?;
+    Ok(target.reset_controller(request))
+}
+
+fn no_target(device: &str) -> VerbError {
+    let why = "the server has no NVMe/TCP target: serve with --nvme ADDRESS:PORT";
+    VerbError::new(device, TargetError::errno(ENXIO).because(why))
 }

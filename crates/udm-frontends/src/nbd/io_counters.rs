@@ -39,7 +39,7 @@ pub struct DeviceIoReport {
 
 /// Counters of a device by core. Those of a core are created with its first client.
 #[derive(Default)]
-pub(super) struct DeviceIoCounters {
+pub(crate) struct DeviceIoCounters {
     cores: Mutex<BTreeMap<CoreId, Arc<CachePadded<CoreDeviceIoCounters>>>>,
     /// What another process has counted before.
     before: OnceLock<Box<DeviceIoReport>>,
@@ -107,7 +107,7 @@ impl CoreDeviceIoCounters {
 
 impl DeviceIoCounters {
     /// Returns the counters of `core`.
-    pub(super) fn on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
+    pub(crate) fn on(&self, core: CoreId) -> Arc<CachePadded<CoreDeviceIoCounters>> {
         self.cores.lock().unwrap_or_else(PoisonError::into_inner).entry(core).or_default().clone()
     }
 
@@ -119,7 +119,7 @@ impl DeviceIoCounters {
 
     /// Adds up all cores. The numbers are recent, but not of one instant, because a core may be in
     /// the middle of a turn.
-    pub(super) fn report(&self) -> DeviceIoReport {
+    pub(crate) fn report(&self) -> DeviceIoReport {
         let mut report = self.before.get().map(|before| (**before).clone()).unwrap_or_default();
         for core in self.cores.lock().unwrap_or_else(PoisonError::into_inner).values() {
             for (sum, counts) in report.ops.iter_mut().zip(&core.ops) {
@@ -134,5 +134,13 @@ impl DeviceIoCounters {
             }
         }
         report
+    }
+
+    /// Number of answered requests of each core.
+    pub(crate) fn requests_by_core(&self) -> Vec<(CoreId, u64)> {
+        let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests =
+            |core: &CoreDeviceIoCounters| core.ops.iter().map(|op| op.requests.load(Relaxed)).sum();
+        cores.iter().map(|(id, core)| (*id, requests(core))).collect()
     }
 }

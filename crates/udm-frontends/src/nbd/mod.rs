@@ -81,7 +81,7 @@ pub use tls::NbdServerTls;
 
 pub(crate) use admission::{AdmittedConnectionSlot, Peer, PendingHandshakes};
 pub(crate) use exports::FailingExportMessage;
-pub(crate) use io_counters::CoreDeviceIoCounters;
+pub(crate) use io_counters::{CoreDeviceIoCounters, DeviceIoCounters};
 pub(crate) use listener::file_descriptor_limit;
 pub(crate) use receive::ReceiveBuffer;
 pub(crate) use reply::return_buffers_to_pool;

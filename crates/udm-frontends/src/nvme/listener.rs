@@ -1,6 +1,7 @@
 //! The server: a thread accepts connections and assigns them to cores.
 
 use super::handshake::NvmeHandshake;
+use super::host_counters::NvmeHostIoReport;
 use super::subsystem::Subsystem;
 use super::{NvmeServerLimits, NvmeServerOptions};
 use crate::nbd::{
@@ -148,6 +149,12 @@ impl NvmeServer {
 
     pub(super) fn subsystem_state(&self) -> &Subsystem {
         &self.shared.subsystem
+    }
+
+    /// I/O counters of hosts, by name. They are recent, but not of one instant.
+    #[must_use]
+    pub fn host_reports(&self) -> Vec<NvmeHostIoReport> {
+        self.shared.subsystem.host_counters.reports()
     }
 
     /// Name of the subsystem.

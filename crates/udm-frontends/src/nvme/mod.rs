@@ -19,9 +19,11 @@
 //! * `admin`: the commands of the admin queue. `events`: asynchronous events. `controller_state`:
 //!   the properties by which a host enables and shuts down a controller.
 //!   `cross_controller_reset`: a host fences the requests of a controller that it has lost.
+//! * `peers`: other servers of the same subsystem, which a reset may concern.
 //! * `authentication`: a host proves that it knows its secret, on each queue.
 //! * `ana`: how good each port is for each device. `timers`: when a host is given up.
 //! * `description`: what users see of all this.
+//! * `host_counters`: I/O counters of hosts.
 //! * `memory`: limits the data that the queues of a core hold.
 //!
 //! **Writes** of up to 16 KiB come with their command. For longer ones the controller sends one R2T
@@ -45,12 +47,14 @@ mod cross_controller_reset;
 mod description;
 mod events;
 mod handshake;
+mod host_counters;
 mod identity;
 mod io;
 mod io_plan;
 mod listener;
 mod memory;
 mod namespaces;
+mod peers;
 mod pending_command;
 mod queue;
 mod receive;
@@ -60,12 +64,16 @@ mod transmit;
 
 pub use authentication::{NvmeHostSecrets, NvmeSecrets, random_instance_key};
 pub use description::{NvmeControllerDescription, NvmeNamespaceDescription, NvmeSubsystemDescription};
+pub use host_counters::NvmeHostIoReport;
 pub use listener::{NvmePortError, NvmeServer, NvmeServerStats};
+pub use peers::{NvmePeerReset, NvmePeers, NvmeResetOutcome, NvmeResetReply, OwnNvmeReset, instance_tag};
 
 use crate::nbd::{NbdServerLimits, file_descriptor_limit};
 use ipnet::IpNet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
+use udm_wire::nvme::CONTROLLER_MAX;
 
 /// The longest data in the capsule of a command, in bytes.
 pub(crate) const CAPSULE_DATA_MAX: u32 = 16 << 10;
@@ -159,6 +167,10 @@ pub struct NvmeServerOptions {
     /// Numbers of controllers begin after this. Two servers of one subsystem need different ones,
     /// because a host refuses two controllers of one subsystem with the same number.
     pub last_controller: u16,
+    /// Numbers that controllers may have. There must be more than controllers at a time.
+    pub controllers: RangeInclusive<u16>,
+    /// Other servers of the same subsystem, if they are known.
+    pub peers: Option<Arc<dyn NvmePeers>>,
     /// Time in milliseconds that the devices need at most to complete the requests of a host that
     /// is gone. Controllers report it as CQT: a host that cannot fence its writes by
     /// Cross-Controller Reset waits for it, besides its keep-alive timeout, before it repeats them.
@@ -178,6 +190,8 @@ impl Default for NvmeServerOptions {
             subsystem: String::new(),
             allowed_hosts: None,
             last_controller: 0,
+            controllers: 1..=CONTROLLER_MAX,
+            peers: None,
             quiesce_time_ms: 30_000,
             instance_key: [0; 32],
             secrets: NvmeSecrets::new(),

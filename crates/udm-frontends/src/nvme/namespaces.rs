@@ -1,10 +1,9 @@
 //! The namespaces that a queue has opened.
 
+use super::host_counters::NamespaceIoCounters;
 use super::queue::NvmeQueue;
+use crate::nbd::ExportRef;
 use crate::nbd::export_geometry::max_export_request_bytes;
-use crate::nbd::{CoreDeviceIoCounters, ExportRef};
-use crossbeam_utils::CachePadded;
-use std::sync::Arc;
 use udm_core::{Limits, SECTOR_SIZE};
 use udm_runtime::{BioTaskLaneId, FrontCx};
 use udm_wire::nvme::{AnaState, NvmeStatus};
@@ -14,7 +13,7 @@ pub(super) struct OpenNamespace {
     export: ExportRef,
     pub(super) lane: BioTaskLaneId,
     pub(super) geometry: NamespaceGeometry,
-    pub(super) io_counters: Arc<CachePadded<CoreDeviceIoCounters>>,
+    pub(super) io_counters: NamespaceIoCounters,
     /// Commands of this queue that are at the device.
     pub(super) in_flight: usize,
     /// Requests of the export fail.
@@ -80,10 +79,11 @@ impl NvmeQueue {
             NvmeStatus::INTERNAL_PATH_ERROR
         })?;
         cx.subscribe(export.device().id());
+        let host = self.server.subsystem.host_counters.of(&self.link.association.host);
         let open = OpenNamespace {
             lane,
             geometry: geometry_of(&export),
-            io_counters: export.io_counters_on(cx.core()),
+            io_counters: NamespaceIoCounters::new(export.io_counters_on(cx.core()), host, cx.core()),
             in_flight: 0,
             is_failing: export.is_failing(),
             is_gone: false,

@@ -4,11 +4,14 @@ use super::NvmeServerOptions;
 use super::ana::PortAnaStates;
 use super::association::{Association, AssociationOrigin};
 use super::authentication::{NvmeSecrets, QueueAuthentication};
+use super::host_counters::HostIoCounters;
 use super::identity::{namespace_uuid, serial_number};
+use super::peers::{NvmePeers, instance_tag};
 use crate::nbd::{Export, ExportRef, Exports};
 use ring::hmac;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use udm_core::{CoreId, DeviceId};
@@ -34,6 +37,8 @@ pub(super) struct Subsystem {
     secrets: NvmeSecrets,
     /// Number of queues whose requests needed longer than the quiesce time.
     late_quiesces: AtomicU64,
+    /// I/O counters of hosts.
+    pub(super) host_counters: HostIoCounters,
     /// Names of the hosts that may connect; `None` for all.
     allowed_hosts: Option<Vec<String>>,
     /// Topic of [`SubsystemChanged`].
@@ -42,6 +47,8 @@ pub(super) struct Subsystem {
     core_set: Arc<ProcessCores>,
     /// Limit of associations. A host needs one per path.
     associations_max: usize,
+    /// Other servers of this subsystem, if they are known.
+    pub(super) peers: Option<Arc<dyn NvmePeers>>,
     state: Mutex<SubsystemState>,
 }
 
@@ -52,8 +59,9 @@ pub(super) struct SubsystemState {
     /// Exports that were removed from the list, with the numbers that they had.
     retired: Vec<(Weak<Export>, u32)>,
     associations: BTreeMap<u16, Arc<Association>>,
-    /// Number of the last new controller.
+    /// Number of the last new controller, and those that they may have.
     last_controller: u16,
+    controllers: RangeInclusive<u16>,
     /// By port.
     pub(super) ana: Vec<PortAnaStates>,
     /// Number of random values so far.
@@ -91,17 +99,20 @@ impl Subsystem {
             instance_key: options.instance_key,
             secrets: options.secrets,
             late_quiesces: AtomicU64::new(0),
+            host_counters: HostIoCounters::default(),
             allowed_hosts: options.allowed_hosts,
             topic: DeviceId::new(),
             exports: Arc::clone(exports),
             core_set: Arc::clone(core_set),
-            associations_max: options.limits.controllers_max.max(1),
+            associations_max: options.limits.controllers_max.clamp(1, options.controllers.len().max(1)),
+            peers: options.peers,
             state: Mutex::new(SubsystemState {
                 namespaces: BTreeMap::new(),
                 last_namespace: 0,
                 retired: Vec::new(),
                 associations: BTreeMap::new(),
                 last_controller: options.last_controller,
+                controllers: options.controllers,
                 ana: std::iter::repeat_with(PortAnaStates::default).take(ports).collect(),
                 randoms: 0,
             }),
@@ -248,6 +259,11 @@ impl Subsystem {
     pub(super) fn forget_association(&self, association: &Association) {
         self.state().associations.remove(&association.id);
         association.set_forgotten();
+        self.notify_resets();
+    }
+
+    /// Makes admin queues look at the resets that they were asked for.
+    pub(super) fn notify_resets(&self) {
         for core in 0..self.core_set.len() {
             self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(ControllerForgotten));
         }
@@ -257,15 +273,14 @@ impl Subsystem {
     /// controller is one of this server, so that another server of the same subsystem does not take
     /// it for one that is gone.
     pub(super) fn next_instance_random(&self) -> u64 {
-        let count = self.count_random();
-        let number =
-            |value: u64| u32::from_le_bytes(*self.keyed_hash(value).first_chunk().expect("64 bytes"));
-        u64::from(number(0)) << 32 | u64::from(number(count))
+        let random = self.keyed_hash(self.count_random());
+        let random = u32::from_le_bytes(*random.first_chunk().expect("64 bytes"));
+        u64::from(instance_tag(&self.instance_key)) << 32 | u64::from(random)
     }
 
     /// True if `instance` is one that this server has made.
     pub(super) fn is_own_instance(&self, instance: &ControllerInstance) -> bool {
-        (instance.random >> 32).to_le_bytes()[..4] == self.keyed_hash(0)[..4]
+        (instance.random >> 32) as u32 == instance_tag(&self.instance_key)
     }
 
     /// The sequence number, which is not 0, and the bytes of a challenge.
@@ -289,9 +304,7 @@ impl Subsystem {
 
     /// 64 bytes that only this server can compute.
     fn keyed_hash(&self, value: u64) -> [u8; 64] {
-        let key = hmac::Key::new(hmac::HMAC_SHA512, &self.instance_key);
-        let tag = hmac::sign(&key, &value.to_le_bytes());
-        *tag.as_ref().first_chunk().expect("64 bytes")
+        keyed_hash(&self.instance_key, value)
     }
 
     pub(super) fn count_late_quiesce(&self) {
@@ -335,6 +348,13 @@ impl Subsystem {
     }
 }
 
+/// 64 bytes made of `value` that only the owner of `key` can compute.
+pub(super) fn keyed_hash(key: &[u8; 32], value: u64) -> [u8; 64] {
+    let key = hmac::Key::new(hmac::HMAC_SHA512, key);
+    let tag = hmac::sign(&key, &value.to_le_bytes());
+    *tag.as_ref().first_chunk().expect("64 bytes")
+}
+
 impl SubsystemState {
     /// The names of the namespaces' devices, by number.
     pub(super) fn device_names(&self) -> impl Iterator<Item = (u32, String)> + '_ {
@@ -374,11 +394,13 @@ impl SubsystemState {
         self.namespaces.insert(nsid, Namespace { export, uuid, changes: 0 });
     }
 
-    /// The next free number of a controller, 1 to 0xffef (*Base* 3.1.1).
+    /// The next free number of a controller.
     fn next_controller(&mut self) -> u16 {
-        const CONTROLLER_MAX: u16 = 0xffef;
+        let (first, last) = self.controllers.clone().into_inner();
         loop {
-            self.last_controller = self.last_controller % CONTROLLER_MAX + 1;
+            let next = self.last_controller.wrapping_add(1);
+            self.last_controller = if self.controllers.contains(&next) { next } else { first };
+            debug_assert!(self.associations.len() <= usize::from(last - first));
             if !self.associations.contains_key(&self.last_controller) {
                 return self.last_controller;
             }

@@ -17,23 +17,23 @@ fn capabilities(host: &mut ScriptedHost) -> FenceCapabilities {
     FenceCapabilities::decode(id[..].try_into().unwrap())
 }
 
-fn instance(host: &mut ScriptedHost) -> ControllerInstance {
+pub fn instance(host: &mut ScriptedHost) -> ControllerInstance {
     capabilities(host).instance.expect("an I/O controller")
 }
 
 /// Sends a reset. Returns the identifier of the command.
-fn reset(host: &mut ScriptedHost, impacted: ControllerInstance) -> u16 {
+pub fn reset(host: &mut ScriptedHost, impacted: ControllerInstance) -> u16 {
     host.admin.command(CrossControllerReset { impacted }.encode(0), &[])
 }
 
-fn answer(connection: &mut Connection) -> (u16, NvmeStatus, u64) {
+pub fn answer(connection: &mut Connection) -> (u16, NvmeStatus, u64) {
     match connection.answer() {
         Answer::Response(completion) => (completion.id, completion.status, completion.result),
         other => panic!("expected a response: {other:?}"),
     }
 }
 
-fn log(host: &mut ScriptedHost, removes_completed: bool) -> Vec<CrossControllerResetEntry> {
+pub fn log(host: &mut ScriptedHost, removes_completed: bool) -> Vec<CrossControllerResetEntry> {
     let removes = u32::from(removes_completed) << 8;
     decode_cross_controller_reset_log(&host.admin.read(log_page(0x1e | removes, 256)).unwrap())
 }

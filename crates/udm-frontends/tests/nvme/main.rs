@@ -12,6 +12,7 @@ mod host;
 mod hostile;
 mod io;
 mod life;
+mod peers;
 mod queues;
 
 use disk::{CompletionOrder, TestDisk};

@@ -32,6 +32,7 @@ use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 use sys::{Cqe, RingOpKernelArgs};
@@ -141,6 +142,14 @@ impl Ring {
         let user = self.user();
         user.set_wake_target(cx.current_target());
         user
+    }
+
+    /// Registers `file`: the kernel keeps it open until no operation of the ring is in flight.
+    ///
+    /// # Errors
+    /// The error of the kernel; EBUSY if a file is registered already.
+    pub(crate) fn register_file(&self, file: &OwnedFd) -> io::Result<()> {
+        self.0.borrow().kernel.register_file(file)
     }
 
     /// True if operations wait to be submitted or completions to be reaped.

@@ -8,6 +8,7 @@ use super::sys::{Cqe, RingOpKernelArgs, Uring};
 use super::{ENTRIES, InFlightOp};
 use slab::Slab;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// A simulated kernel. It owns the operations in flight, with their memory and files, until it
@@ -81,6 +82,14 @@ impl RingBackend {
         match self {
             RingBackend::Uring(uring) => uring.supports_quick_send(),
             RingBackend::SimulatedRing(_) => true,
+        }
+    }
+
+    /// See [`Uring::register_file`]. A simulated kernel has no use for it.
+    pub(super) fn register_file(&self, file: &OwnedFd) -> io::Result<()> {
+        match self {
+            RingBackend::Uring(uring) => uring.register_file(file),
+            RingBackend::SimulatedRing(_) => Ok(()),
         }
     }
 

@@ -243,6 +243,15 @@ impl Uring {
         self.modern
     }
 
+    /// Registers `file` with the ring. No operation uses it, but the kernel releases it only after
+    /// the last operation: `io_ring_exit_work` waits for all of them before `io_ring_ctx_free`.
+    ///
+    /// # Errors
+    /// The error of the system; EBUSY if a file is registered already.
+    pub(super) fn register_file(&self, file: &OwnedFd) -> io::Result<()> {
+        self.ring.submitter().register_files(&[file.as_raw_fd()])
+    }
+
     /// True if the kernel has all queued submissions, and all its completions are in the queue. A
     /// quick send without a completion has then succeeded.
     pub(super) fn is_flushed(&mut self) -> bool {

@@ -29,6 +29,7 @@ mod log_page;
 mod nqn;
 mod nvm;
 mod pdu;
+mod peer_record;
 mod status;
 
 pub use auth::{
@@ -69,4 +70,5 @@ pub use pdu::{
     PduLimits, PduType, TermRequest, encode_c2h_data, encode_capsule_command, encode_capsule_response,
     encode_h2c_data, encode_r2t,
 };
+pub use peer_record::{CONTROLLER_MAX, PEER_RECORD_MAX, PeerRecord, PeerRecordError};
 pub use status::NvmeStatus;

@@ -168,6 +168,11 @@ pub struct ServeArgs {
     /// fence their writes wait for it before they repeat them on another path. At most 65
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "nvme", value_parser = clap::value_parser!(u16).range(0..=65))]
     pub nvme_quiesce_time: u16,
+    /// A folder that all servers of the subsystem on this machine share (mode 0700). A host that
+    /// has lost one of them then learns from another one when its writes are over, and need not
+    /// wait for that time
+    #[arg(long, value_name = "FOLDER", requires = "nvme")]
+    pub nvme_peers: Option<PathBuf>,
     /// Export only this device; may be repeated [default: all]
     #[arg(long = "export", value_name = "NAME")]
     pub exports: Vec<String>,

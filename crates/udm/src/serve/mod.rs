@@ -12,6 +12,7 @@ pub mod descriptors;
 mod inherited_sockets;
 mod metrics_port;
 mod nvme;
+mod nvme_peers;
 mod one_client;
 mod path_maintenance;
 mod ready;
@@ -25,6 +26,7 @@ mod supervisor;
 mod systemd;
 mod tls;
 mod ublk;
+mod until_end;
 mod upgrade;
 mod vhost_user;
 
@@ -35,13 +37,11 @@ use crate::verbs::read_table;
 use anyhow::{Context, Result, bail};
 use args::LostSnapshotsArg;
 pub use args::{ServeArgs, VhostUserDiskArg};
-use child::RunCommandProcess;
 use clap::FromArgMatches;
 use metrics_port::MetricsPort;
-use one_client::{exit_with_parent, single_client_left, take_single_client};
+use one_client::{exit_with_parent, take_single_client};
 pub use ready::spawn_daemon_until_ready;
 use reload::ReloadableConfig;
-use rustix::process::{Pid, Signal, kill_process};
 use shutdown::SignalReceiver;
 use sockets::ServerSockets;
 use std::collections::VecDeque;
@@ -51,7 +51,7 @@ use std::time::Duration;
 pub use supervisor::{is_supervisor, run_supervisor};
 use tls::{load_server_tls, proves_clients, warn_about_open_port};
 use ublk::UblkDisks;
-use udm_backends::BackendDeviceRegistry;
+use udm_backends::{BackendDeviceRegistry, RemoteDisks};
 use udm_control::exports::{DeviceExporter, ExportOptions};
 use udm_control::http::{self, socket::ControlSocket};
 use udm_control::{DeviceRegistry, StateFolder, verbs};
@@ -60,7 +60,8 @@ use udm_frontends::nbd::{Exports, NbdServer, NbdServerTls};
 use udm_frontends::ublk::set_io_flusher;
 use udm_object::ObjectClient;
 use udm_runtime::{CoreOptions, Runtime, RuntimeOptions};
-use upgrade::{RunningServer, TakeOver, UpgradeRequests, serve_upgrade_requests};
+use until_end::run_until_end;
+use upgrade::{RunningServer, TakeOver};
 use vhost_user::VhostUserDisks;
 
 /// Maximum number of cores without `--cores`; a server shares its machine with other programs.
@@ -121,6 +122,7 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
     let cores = Runtime::start(&runtime_options_from_args(args)).context("serve: cores")?;
     let core_set = Arc::clone(cores.core_set());
     let backends = BackendDeviceRegistry::new(core_set.len()).with_objects(Box::new(ObjectClient::default()));
+    let remote_disks = Arc::clone(backends.remote_disks());
     let registry = DeviceRegistry::with_opener(core_set.clone(), core_set.len(), Box::new(backends));
     registry.set_maintenance(maintenance);
     let (queue_depth, nr_hw_queues) = (args.dm_mq_queue_depth, args.dm_mq_nr_hw_queues);
@@ -162,6 +164,7 @@ async fn run_device_server(args: &ServeArgs, file: Option<ReloadableConfig>) -> 
                 registry: &registry,
                 exports,
                 cores: &cores,
+                remote_disks: &remote_disks,
                 state_folder: state_folder.as_ref(),
             };
             let done = run_listeners_until_shutdown(parts, take_over.as_mut(), &mut signals).await;
@@ -271,6 +274,7 @@ struct ServerParts<'a> {
     registry: &'a Arc<DeviceRegistry>,
     exports: Arc<Exports>,
     cores: &'a Runtime,
+    remote_disks: &'a RemoteDisks,
     state_folder: Option<&'a Arc<StateFolder>>,
 }
 
@@ -281,7 +285,7 @@ async fn run_listeners_until_shutdown(
     take_over: Option<&mut TakeOver>,
     signals: &mut SignalReceiver,
 ) -> Result<ExitCode> {
-    let ServerParts { args, has_file, tls, registry, exports, cores, state_folder } = parts;
+    let ServerParts { args, has_file, tls, registry, exports, cores, remote_disks, state_folder } = parts;
     let is_taken_over = take_over.is_some();
     let (mut take_over, given) = match take_over {
         Some(take_over) => {
@@ -341,7 +345,7 @@ async fn run_listeners_until_shutdown(
     registry.set_vhost_user_sockets(Arc::<VhostUserDisks>::clone(&machines));
     let restored = take_over.is_none().then(|| registry.take_awaited_ublk_disks());
     let block_devices = UblkDisks::start(args, core_set, &exports, restored)?;
-    let nvme = nvme::NvmeTarget::start(args, core_set, &exports)?;
+    let nvme = nvme::NvmeTarget::start(args, core_set, &exports, &sockets.control, remote_disks)?;
     let (refresh_machines, refresh_disks) = (machines.change_hook(), block_devices.disks().change_hook());
     nvme.register_with(registry);
     let refresh_namespaces = nvme.change_hook();
@@ -402,84 +406,6 @@ async fn run_listeners_until_shutdown(
     drop(nvme);
     server.stop();
     done
-}
-
-/// Serves until the end. Also returns true if another process serves now.
-async fn run_until_end(
-    running: RunningServer<'_>,
-    metrics_port: MetricsPort,
-    has_file: bool,
-    cores: &Runtime,
-    sockets: &ServerSockets,
-    signals: &mut SignalReceiver,
-) -> (Result<ExitCode>, bool) {
-    let (registry, args) = (running.registry, running.args);
-    let exporter = registry.exporter().expect("set before");
-    let hangups = signals.hangups();
-    let listening = http::server::serve_control_socket(running.control, http::router(Arc::clone(registry)));
-    let mut upgrade = std::pin::pin!(serve_upgrade_requests(UpgradeRequests::of(registry), running));
-    let end = async {
-        tokio::select! {
-            never = verbs::run_deferred_removals(registry) => match never {},
-            never = reload::reload_on_sighup(&hangups, registry, has_file, running.tls) => match never {},
-            never = reload::create_waiting_devices(registry) => match never {},
-            never = http::finish_resumed_merges(registry) => match never {},
-            never = http::drive_moves(registry) => match never {},
-            never = http::retry_waiting_clones(registry) => match never {},
-            never = http::finish_hydrated_clones(registry), if args.clone_finish => match never {},
-            never = metrics_port.serve(registry) => match never {},
-            broken = listening => broken.context("control socket").map(|()| ExitCode::SUCCESS),
-            never = systemd::send_systemd_keepalives(cores.core_set()) => match never {},
-            () = running.machines.connection_ended() => Ok(ExitCode::SUCCESS),
-            () = single_client_left(args, running.server) => Ok(ExitCode::SUCCESS),
-            done = run_command_or_wait_signal(args, sockets, exporter, signals) => done,
-        }
-    };
-    let mut successor = None;
-    let done = tokio::select! {
-        done = end => done,
-        pid = &mut upgrade => {
-            // The client of the control socket gets its reply.
-            tokio::time::sleep(PAUSE).await;
-            successor = Some(pid);
-            Ok(ExitCode::SUCCESS)
-        }
-    };
-    if successor.is_none() && registry.is_ending() {
-        // A signal during an upgrade is for whoever serves afterwards.
-        let given_up = async {
-            while registry.is_ending() {
-                tokio::time::sleep(PAUSE).await;
-            }
-        };
-        tokio::select! {
-            pid = upgrade => successor = Some(pid),
-            () = given_up => {}
-        }
-        if let Some(pid) = successor.and_then(|pid| Pid::from_raw(pid.cast_signed())) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-    }
-    (done, successor.is_some())
-}
-
-/// Runs the command of `--run`, or waits for a signal.
-async fn run_command_or_wait_signal(
-    args: &ServeArgs,
-    sockets: &ServerSockets,
-    exporter: &DeviceExporter,
-    signals: &mut SignalReceiver,
-) -> Result<ExitCode> {
-    match &args.run {
-        None => {
-            signals.next().await;
-            Ok(ExitCode::SUCCESS)
-        }
-        Some(command) => {
-            let mut child = RunCommandProcess::start(command, sockets, exporter).context("serve: --run")?;
-            child.finish(signals).await.context("serve: --run")
-        }
-    }
 }
 
 /// Removes all devices as soon as their clients have their replies; a device is removed after the

@@ -1,18 +1,20 @@
 //! The NVMe/TCP target (`--nvme`).
 
 use super::args::ServeArgs;
+use super::nvme_peers::{NvmePeerServers, parse_reset_request};
 use anyhow::{Context, Result, bail};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
+use udm_backends::RemoteDisks;
 use udm_control::{DeviceRegistry, api, nvme_target};
 use udm_core::DeviceId;
-use udm_frontends::nbd::Exports;
+use udm_frontends::nbd::{Exports, OpIoCounters};
 use udm_frontends::nvme::{
-    NvmeHostSecrets, NvmeSecrets, NvmeServer, NvmeServerLimits, NvmeServerOptions, default_subsystem_nqn,
-    random_instance_key,
+    NvmeHostIoReport, NvmeHostSecrets, NvmeSecrets, NvmeServer, NvmeServerLimits, NvmeServerOptions,
+    default_subsystem_nqn, instance_tag, random_instance_key,
 };
 use udm_runtime::ProcessCores;
 use udm_wire::nvme::{AnaState, DhchapSecret, check_nqn};
@@ -21,7 +23,8 @@ use udm_wire::nvme::{AnaState, DhchapSecret, check_nqn};
 pub(super) struct NvmeTarget(Option<Arc<NvmeServer>>);
 
 impl NvmeTarget {
-    /// Listens on the addresses of `--nvme`.
+    /// Listens on the addresses of `--nvme`. Other servers reach this one over the socket
+    /// `control`.
     ///
     /// # Errors
     /// An address is not available, or a name is not valid.
@@ -29,12 +32,14 @@ impl NvmeTarget {
         args: &ServeArgs,
         core_set: &Arc<ProcessCores>,
         exports: &Arc<Exports>,
+        control: &Path,
+        remote_disks: &RemoteDisks,
     ) -> Result<NvmeTarget> {
         let Some(first) = args.nvme.first() else { return Ok(NvmeTarget(None)) };
         let machine = rustix::system::uname();
         let own_name = || default_subsystem_nqn(&[&machine.nodename().to_string_lossy(), &first.to_string()]);
         let clients = args.clients.server_limits();
-        let options = NvmeServerOptions {
+        let mut options = NvmeServerOptions {
             subsystem: args.nvme_subsystem.clone().unwrap_or_else(own_name),
             allowed_hosts: (!args.nvme_hosts.is_empty()).then(|| args.nvme_hosts.clone()),
             // Any number: another server of the same subsystem begins elsewhere.
@@ -50,7 +55,19 @@ impl NvmeTarget {
                 networks: clients.networks,
                 ..NvmeServerLimits::default()
             },
+            ..NvmeServerOptions::default()
         };
+        if let Some(folder) = &args.nvme_peers {
+            check_nqn(&options.subsystem).with_context(|| format!("serve: nvme: {:?}", options.subsystem))?;
+            let tag = instance_tag(&options.instance_key);
+            let joined =
+                NvmePeerServers::join(folder, &options.subsystem, tag, control, core_set, remote_disks);
+            let (peers, controllers) =
+                joined.with_context(|| format!("serve: nvme-peers: {}", folder.display()))?;
+            options.last_controller = controllers.start() - 1;
+            options.controllers = controllers;
+            options.peers = Some(Arc::new(peers));
+        }
         let server = NvmeServer::start(core_set, exports, options, &args.nvme).context("serve: nvme")?;
         for setting in &args.nvme_ana {
             let NvmeAnaSetting { device, port, state } = setting;
@@ -101,6 +118,19 @@ impl nvme_target::NvmeTarget for ServedNvmeTarget {
         server.set_ana_state(port, request.device.as_deref(), state).map_err(|error| error.to_string())
     }
 
+    fn reset_controller(
+        &self,
+        request: &api::ResetNvmeControllerRequest,
+    ) -> Result<nvme_target::NvmeResetProgress, String> {
+        let Some(server) = self.0.upgrade() else { return Err("the server stops".to_owned()) };
+        if request.subsystem != server.subsystem() {
+            return Err(format!("its subsystem is {}", server.subsystem()));
+        }
+        let reset = parse_reset_request(request).ok_or("a number is not hexadecimal")?;
+        let reset = server.reset_own_controller(&reset)?;
+        Ok(Box::new(move || reset.is_done()))
+    }
+
     fn stats(&self) -> api::NvmeConnectionStats {
         let stats = self.0.upgrade().map(|server| server.stats()).unwrap_or_default();
         api::NvmeConnectionStats {
@@ -111,6 +141,10 @@ impl nvme_target::NvmeTarget for ServedNvmeTarget {
             refused: stats.refused,
             late_quiesces: stats.late_quiesces,
         }
+    }
+
+    fn host_reports(&self) -> Vec<NvmeHostIoReport> {
+        self.0.upgrade().map(|server| server.host_reports()).unwrap_or_default()
     }
 }
 
@@ -248,7 +282,23 @@ fn describe(server: &NvmeServer) -> api::NvmeSubsystem {
         .to_owned(),
         io_queues: one.io_queues as u64,
     });
+    let hosts = server.host_reports().into_iter().map(|one| {
+        let sum = |of: fn(&OpIoCounters) -> u64| one.io.ops.iter().map(of).sum();
+        api::NvmeHost {
+            in_flight: one.io.in_flight,
+            requests: sum(|op| op.requests),
+            bytes: sum(|op| op.bytes),
+            errors: sum(|op| op.errors),
+            queues: one
+                .queues
+                .iter()
+                .map(|&(queue, requests)| api::NvmeQueueStats { queue, requests })
+                .collect(),
+            host_nqn: one.host,
+        }
+    });
     api::NvmeSubsystem {
+        hosts: hosts.collect(),
         namespaces: namespaces.collect(),
         controllers: controllers.collect(),
         ports: ports.iter().map(|address| api::NvmePort { address: address.clone() }).collect(),

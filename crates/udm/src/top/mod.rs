@@ -12,6 +12,7 @@ mod clones;
 mod moves;
 mod rates;
 mod screen;
+mod stats_source;
 mod terminal;
 mod text;
 mod view;
@@ -24,14 +25,15 @@ use clap::Args;
 use rates::AllDeviceRates;
 use rustix::process::{Signal, getpid, kill_process};
 use screen::ScreenContext;
+use stats_source::StatsSource;
 use std::io::Read;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use terminal::{Terminal, TerminalInput};
 use tokio::signal::unix::{SignalKind, signal};
-use udm_control::api::{ServerStatsReport, verbs};
-use udm_control::client::{ControlClient, ControlClientError};
+use udm_control::api::ServerStatsReport;
+use udm_control::client::ControlClientError;
 use view::{KeyAction, TopListState};
 
 /// Width of the output if it is no terminal.
@@ -55,6 +57,9 @@ pub struct TopArgs {
     /// Print JSON: one line per interval, or with --once one object over several lines
     #[arg(long)]
     pub json: bool,
+    /// Show NVMe/TCP hosts instead of devices
+    #[arg(long)]
+    pub hosts: bool,
     /// Seconds between updates (0.1 to 3600)
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     pub interval: Duration,
@@ -68,27 +73,23 @@ fn parse_interval(word: &str) -> Result<Duration, String> {
 
 /// Shows live figures until the user or a signal ends the program.
 pub fn run(args: &TopArgs) -> Result<ExitCode> {
-    let client = args.server.client()?;
-    let first = fetch_stats(&client).map_err(|error| explain_client_error(error, None))?;
+    let source = StatsSource { client: args.server.client()?, by_host: args.hosts };
+    let first = source.fetch().map_err(|error| explain_client_error(error, None))?;
     if args.once || args.json {
-        return print_io_rates_repeatedly(args, &client, first).map(|()| ExitCode::SUCCESS);
+        return print_io_rates_repeatedly(args, &source, first).map(|()| ExitCode::SUCCESS);
     }
-    run_top_screen(client, first, args.interval)
-}
-
-fn fetch_stats(client: &ControlClient) -> Result<ServerStatsReport, ControlClientError> {
-    client.call(verbs::GET_STATS, &())
+    run_top_screen(source, first, args.interval)
 }
 
 /// Prints the figures without a terminal; with `--once` only one interval.
 fn print_io_rates_repeatedly(
     args: &TopArgs,
-    client: &ControlClient,
+    source: &StatsSource,
     mut before: ServerStatsReport,
 ) -> Result<()> {
     loop {
         std::thread::sleep(args.interval);
-        let after = fetch_stats(client).map_err(|error| explain_client_error(error, None))?;
+        let after = source.fetch().map_err(|error| explain_client_error(error, None))?;
         let rates = rates::compute_rates(Some(&before), &after);
         match (args.json, args.once) {
             (true, true) => print_json_to_stdout(&rates)?,
@@ -124,7 +125,7 @@ enum TopScreenEvent {
 
 /// Requests the figures of the server without end, at an interval that the drawing thread sets.
 fn poll_stats(
-    client: &ControlClient,
+    source: &StatsSource,
     mut interval: Duration,
     intervals: &Receiver<Duration>,
     events: &Sender<TopScreenEvent>,
@@ -135,7 +136,7 @@ fn poll_stats(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let looked = fetch_stats(client).map(Box::new).map_err(|error| match error {
+        let looked = source.fetch().map(Box::new).map_err(|error| match error {
             // The screen shows the path, and is too narrow for advice.
             ControlClientError::Unreachable { why, .. } => format!("can't reach udm serve: {why}"),
             error => error.to_string(),
@@ -206,19 +207,15 @@ fn suspend_program(inbox: &Receiver<TopScreenEvent>) {
     }
 }
 
-fn run_top_screen(
-    client: ControlClient,
-    first: ServerStatsReport,
-    mut interval: Duration,
-) -> Result<ExitCode> {
-    let socket = client.path().display().to_string();
+fn run_top_screen(source: StatsSource, first: ServerStatsReport, mut interval: Duration) -> Result<ExitCode> {
+    let (socket, noun) = (source.client.path().display().to_string(), source.noun());
     let (events, inbox) = channel();
     let (set_interval, intervals) = channel();
     let mut terminal = Terminal::enter()?;
     forward_signals_as_events(events.clone())?;
     let keys = events.clone();
     std::thread::Builder::new().name("udm-keys".into()).spawn(move || read_terminal_input(&keys))?;
-    let poll = move || poll_stats(&client, interval, &intervals, &events);
+    let poll = move || poll_stats(&source, interval, &intervals, &events);
     std::thread::Builder::new().name("udm-looks".into()).spawn(poll)?;
 
     let mut view = TopListState::default();
@@ -229,6 +226,7 @@ fn run_top_screen(
         let (width, height) = terminal.size();
         let context = ScreenContext {
             socket: &socket,
+            noun,
             up_ns: before.up_ns,
             interval: interval.as_secs_f64(),
             trouble: trouble.as_deref(),

@@ -34,6 +34,8 @@ const FOOT: usize = 1;
 pub struct ScreenContext<'a> {
     /// The path of the control socket.
     pub socket: &'a str,
+    /// The name of a row: "device" or "host".
+    pub noun: &'a str,
     /// The uptime of the server in ns.
     pub up_ns: u64,
     /// Seconds between updates.
@@ -95,7 +97,7 @@ fn draw_top_header_line(
     width: usize,
 ) -> ScreenLine {
     let mut line = ScreenLine::new("udm top", TextStyle::Head);
-    let devices = count_noun(rates.devices.len() as u64, "device");
+    let devices = count_noun(rates.devices.len() as u64, context.noun);
     let clients = count_noun(rates.connections, "client");
     let (order, up) = (order.text(), format_uptime_ns(context.up_ns));
     let text = format!("  {devices} by {order}, {clients}, up {up}, every {} s  ", context.interval);
@@ -391,8 +393,13 @@ mod tests {
         AllDeviceRates { seconds: Some(1.0), connections: 3, devices: vec![mp, snap] }
     }
 
-    const CONTEXT: ScreenContext<'_> =
-        ScreenContext { socket: "/run/udm/udm.sock", up_ns: 61_000_000_000, interval: 1.0, trouble: None };
+    const CONTEXT: ScreenContext<'_> = ScreenContext {
+        socket: "/run/udm/udm.sock",
+        noun: "device",
+        up_ns: 61_000_000_000,
+        interval: 1.0,
+        trouble: None,
+    };
 
     fn text(view: &mut TopListState, rates: &AllDeviceRates) -> Vec<String> {
         let lines = draw_top_screen(view, rates, &CONTEXT, 80, 24);

@@ -165,6 +165,21 @@ fn format_subsystem_list(subsystems: &[api::NvmeSubsystem], paths: &[api::NvmePa
                 one.cntlid, one.host_nqn, one.state, one.io_queues
             );
         }
+        for one in &subsystem.hosts {
+            let queues =
+                one.queues.iter().map(|queue| format!("{} of queue {}", queue.requests, queue.queue));
+            let queues: Vec<_> = queues.collect();
+            let _ = writeln!(
+                out,
+                "  host {}: {} requests, {} bytes, {} errors, {} in flight ({})",
+                one.host_nqn,
+                one.requests,
+                one.bytes,
+                one.errors,
+                one.in_flight,
+                queues.join(", ")
+            );
+        }
     }
     out
 }

@@ -41,6 +41,8 @@ pub struct ControllerFacts {
     pub has_ana: bool,
     /// Number of ANA groups.
     pub ana_groups: u32,
+    /// The longest time of the ANA state `change` (ANATT).
+    pub ana_transition_max: Nanos,
     /// The controller reports that a namespace has changed.
     pub reports_changes: bool,
     /// A flush has an effect.
@@ -100,6 +102,10 @@ impl ControllerFacts {
             reports_resets: events.contains(AsyncEventMask::CROSS_CONTROLLER_RESET_COMPLETED),
             has_ana: bytes[76] & 1 << 3 != 0,
             ana_groups: u32_at(bytes, 348).clamp(1, 1024),
+            // It must not be 0.
+            ana_transition_max: Nanos::from_millis(
+                u64::from(if bytes[342] == 0 { 10 } else { bytes[342] }) * 1000,
+            ),
             reports_changes: events.contains(AsyncEventMask::NAMESPACE_CHANGED),
             has_write_cache: bytes[525] & 1 != 0,
             has_discard: optional & 1 << 2 != 0,

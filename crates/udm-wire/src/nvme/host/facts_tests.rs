@@ -115,7 +115,13 @@ fn the_state_of_a_group_is_found() {
     log[20..24].fill(0xff);
     assert_eq!(find_ana_state(&log, 2), None);
     assert_eq!(find_ana_state(&[], 1), None);
-    let priorities = [AnaState::Optimized, AnaState::NonOptimized, AnaState::Inaccessible].map(ana_priority);
-    assert_eq!(priorities, [50, 10, 5]);
-    assert!(is_usable(AnaState::NonOptimized) && !is_usable(AnaState::Change));
+    let states = [
+        AnaState::Optimized,
+        AnaState::NonOptimized,
+        AnaState::Inaccessible,
+        AnaState::PersistentLoss,
+        AnaState::Change,
+    ];
+    assert_eq!(states.map(ana_priority), [50, 10, 5, 1, 0]);
+    assert_eq!(states.map(is_usable), [true, true, false, false, false]);
 }

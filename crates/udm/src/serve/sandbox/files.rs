@@ -108,6 +108,8 @@ impl SandboxFiles {
         self.read.extend(args.multipath_conf.clone());
         let secrets = args.nvme_dhchap_secrets.iter().chain(&args.nvme_dhchap_ctrl_secrets);
         self.read.extend(secrets.map(|secret| secret.path.clone()));
+        self.change.extend(args.nvme_peers.clone());
+        self.create.extend(args.nvme_peers.clone());
         Ok(())
     }
 
