@@ -53,6 +53,8 @@ pub(super) enum AdminQuestion {
     KeepAlive,
     /// Resets this association.
     Reset(usize),
+    /// A reset that the target must refuse; of this association of another host, if it works.
+    ForbiddenReset(Option<usize>),
     Shutdown,
     ShutdownStatus,
 }
@@ -140,7 +142,7 @@ impl HostAssociation {
             AdminQuestion::Page => return,
             AdminQuestion::ResetLog => return self.read_page(0x1e),
             AdminQuestion::KeepAlive => command(0x18, 0, &[], 0),
-            AdminQuestion::Reset(_) => return,
+            AdminQuestion::Reset(_) | AdminQuestion::ForbiddenReset(_) => return,
         };
         let id = self.admin.send(&command, &[]);
         self.admin_questions.insert(id, question);
@@ -155,8 +157,13 @@ impl HostAssociation {
 
     /// Asks to reset association `victim`, which is this instance.
     pub(super) fn ask_reset(&mut self, victim: usize, impacted: ControllerInstance) {
+        self.send_reset(impacted, AdminQuestion::Reset(victim));
+    }
+
+    /// Sends a reset of this instance, of which `question` says what the host expects.
+    pub(super) fn send_reset(&mut self, impacted: ControllerInstance, question: AdminQuestion) {
         let id = self.admin.send(&CrossControllerReset { impacted }.encode(0), &[]);
-        self.admin_questions.insert(id, AdminQuestion::Reset(victim));
+        self.admin_questions.insert(id, question);
     }
 
     /// True if the association has asked for this reset, and has no answer.

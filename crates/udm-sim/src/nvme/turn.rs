@@ -1,4 +1,4 @@
-//! The turns of hosts: what they send and receive, lose and fence.
+//! The turns of hosts: what they send and receive, and how they lose associations.
 
 use super::association::{AdminQuestion, AssociationStep, FenceStep, HostAssociation, IoQuestion};
 use super::disk::stamp_of;
@@ -10,7 +10,6 @@ use crate::model::Violation;
 use crate::plan::DisturbanceClass;
 use std::rc::Rc;
 use udm_core::Nanos;
-use udm_wire::nvme::host::WriteFence;
 use udm_wire::nvme::{
     Completion, CrossControllerReset, CrossControllerResetStatus, FenceCapabilities, NvmeStatus,
     decode_cross_controller_reset_log,
@@ -28,12 +27,14 @@ impl NvmeTargetWorld {
             let link = &net.links[queue.link];
             queue.has_output() || !link.down.is_empty() || link.is_gone() || link.half_shut
         });
-        let is_waiting = matches!(one.step, AssociationStep::ConnectingQueue) && !is_moved;
-        match is_moved {
-            true => one.next,
-            false if is_waiting => one.keep_alive_at,
-            false => one.next.max(self.now).min(one.keep_alive_at.max(one.next)),
-        }
+        // One that sends nothing by itself has a turn only for its Keep Alive: turns of idle
+        // associations were most of the steps of a run.
+        let is_busy = match one.step {
+            AssociationStep::WantsQueue => true,
+            AssociationStep::Ready => !self.resting,
+            _ => false,
+        };
+        if is_moved || is_busy { one.next } else { one.keep_alive_at.max(one.next) }
     }
 
     pub(super) fn association_turn(&mut self, number: usize) -> Result<(), Violation> {
@@ -111,8 +112,12 @@ impl NvmeTargetWorld {
         let one = &mut self.associations[number];
         let question = one.admin_questions.remove(&completion.id);
         let question = question.ok_or_else(|| format!("an answer to no command: {completion:?}"))?;
-        if let AdminQuestion::Reset(victim) = question {
-            return self.reset_answer(number, victim, completion);
+        match question {
+            AdminQuestion::Reset(victim) => return self.reset_answer(number, victim, completion),
+            AdminQuestion::ForbiddenReset(victim) if completion.status.is_ok() => {
+                return self.forbidden_reset_answer(number, victim);
+            }
+            _ => {}
         }
         if !completion.status.is_ok() {
             // The controller is about to end.
@@ -299,12 +304,13 @@ impl NvmeTargetWorld {
 
     /// Sometimes loses the association, or resets a working one through it.
     fn disturb_association(&mut self, number: usize) {
-        let (loses, hangs) =
-            (!self.plan.without.has(DisturbanceClass::Lost), !self.plan.without.has(DisturbanceClass::Hang));
+        let has = |class| !self.plan.without.has(class);
+        let (loses, hangs, lies) =
+            (has(DisturbanceClass::Lost), has(DisturbanceClass::Hang), has(DisturbanceClass::Nonsense));
         if !self.control.one_in(150) {
             return;
         }
-        match self.control.below(8) {
+        match self.control.below(10) {
             0..3 if hangs => {
                 self.counts.silent += 1;
                 self.associations[number].is_silent = true;
@@ -331,6 +337,8 @@ impl NvmeTargetWorld {
                 self.say(format!("association {number} shuts down"));
             }
             6 if loses => self.reset_another(number),
+            7 if lies => self.ask_forbidden_reset(number),
+            8 if lies => self.connect_forbidden_queue(number),
             _ => {}
         }
     }
@@ -354,108 +362,6 @@ impl NvmeTargetWorld {
             self.say(format!("association {source} resets {victim}, which works"));
             self.associations[source].ask_reset(victim, instance);
             self.associations[victim].was_asked_for = true;
-        }
-    }
-
-    /// The association is lost: its unanswered writes may land until it is fenced.
-    pub(super) fn lose(&mut self, number: usize, why: &str) {
-        self.say(format!("association {number} is lost: {why}"));
-        let one = &mut self.associations[number];
-        let host = one.host;
-        one.step = AssociationStep::Lost;
-        for question in std::mem::take(&mut one.io_questions).into_values() {
-            match question {
-                IoQuestion::Connect => {}
-                IoQuestion::Write { block, .. } => self.hosts[host].blocks[block].lose(number, true),
-                IoQuestion::Read { block, .. } => self.hosts[host].blocks[block].lose(number, false),
-            }
-        }
-        one.admin_questions.clear();
-        match self.hosts[host].policy {
-            RetryPolicy::Reset | RetryPolicy::EarlyReset => {
-                self.associations[number].fence = FenceStep::Wanted;
-            }
-            RetryPolicy::Wait => self.wait_for_fence(number),
-            RetryPolicy::AtOnce => self.associations[number].fence = FenceStep::Until(self.now),
-        }
-    }
-
-    fn wait_for_fence(&mut self, number: usize) {
-        let keep_alive = self.hosts[self.associations[number].host].keep_alive;
-        let one = &mut self.associations[number];
-        // A host that has not read the quiesce time yet has sent no write either.
-        let fence = WriteFence { kato: keep_alive, is_traffic_based: false, quiesce: one.quiesce };
-        one.fence = FenceStep::Until(fence.ends_at(self.now, self.now));
-    }
-
-    /// The host may repeat the writes of a lost association. `is_promised` if the target has said
-    /// so, or its times have passed.
-    pub(super) fn fenced(&mut self, number: usize, is_promised: bool) {
-        self.say(format!("association {number} is fenced"));
-        if is_promised {
-            lock_mutex(&self.disk).fenced.insert(number);
-        }
-        let host = self.associations[number].host;
-        self.hosts[host].blocks.iter_mut().for_each(|block| block.fenced(number));
-        self.close(number);
-    }
-
-    /// Closes the connections of an association for good.
-    pub(super) fn close(&mut self, number: usize) {
-        let one = &mut self.associations[number];
-        one.step = AssociationStep::Over;
-        for queue in one.queues() {
-            self.net.borrow_mut().leave(queue.link, false, true);
-        }
-    }
-
-    /// Time at which the next lost association is fenced by a time.
-    pub(super) fn next_fence(&self) -> Nanos {
-        let lost = self.associations.iter().filter(|one| one.step == AssociationStep::Lost);
-        let until = lost.filter_map(|one| match one.fence {
-            FenceStep::Until(at) => Some(at),
-            _ => None,
-        });
-        until.min().unwrap_or(Nanos::NEVER)
-    }
-
-    /// Continues the fences of lost associations.
-    pub(super) fn look_at_fences(&mut self) {
-        for number in 0..self.associations.len() {
-            let one = &self.associations[number];
-            if one.step != AssociationStep::Lost {
-                continue;
-            }
-            let host = one.host;
-            match one.fence {
-                FenceStep::Until(at) if at <= self.now => {
-                    let is_promised = self.hosts[host].policy != RetryPolicy::AtOnce;
-                    self.counts.waits += u64::from(is_promised);
-                    self.fenced(number, is_promised);
-                }
-                FenceStep::Until(_) => {}
-                // The association that was asked is lost too.
-                FenceStep::Asked(by) if !self.associations[by].is_active() => {
-                    self.associations[number].fence = FenceStep::Wanted;
-                }
-                FenceStep::Asked(_) => {}
-                FenceStep::Wanted => {
-                    let Some(instance) = one.instance else {
-                        // Nothing was sent over it yet.
-                        self.fenced(number, false);
-                        continue;
-                    };
-                    let can = |by: &usize| {
-                        let other = &self.associations[*by];
-                        let is_ready = other.step == AssociationStep::Ready && !other.is_silent;
-                        *by != number && other.host == host && is_ready && !other.awaits_reset(number)
-                    };
-                    if let Some(by) = (0..self.associations.len()).find(can) {
-                        self.associations[number].fence = FenceStep::Asked(by);
-                        self.associations[by].ask_reset(number, instance);
-                    }
-                }
-            }
         }
     }
 }
