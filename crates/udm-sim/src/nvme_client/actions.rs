@@ -1,7 +1,7 @@
 //! Random actions in the world: trouble of targets and recovery, ANA states, namespaces that grow,
 //! reinstated paths, and power cuts.
 
-use super::conn::{ConnContext, ControllerConn};
+use super::conn::ControllerConn;
 use super::own_target::OwnTarget;
 use super::target::{ConnBehavior, TargetAvailability};
 use super::world::NvmeClientWorld;
@@ -86,6 +86,9 @@ impl NvmeClientWorld {
             time = time.min(max);
         }
         target.until = self.now + time;
+        if mode == TargetAvailability::Stopped {
+            target.limit_commands(&self.controllers);
+        }
         target.other = (mode == TargetAvailability::Other).then(|| namespace.other(&mut self.control));
         let counted = match mode {
             TargetAvailability::Up => return,
@@ -186,12 +189,14 @@ impl NvmeClientWorld {
 
     /// Adds blocks to a namespace. The table over it keeps its size, which the model knows.
     fn grow(&mut self, namespace: usize) {
-        if self.devices[namespace].mapped.is_none() || self.has_own_targets(namespace) {
+        if self.devices[namespace].mapped.is_none() {
             return;
         }
         self.counts.grown += 1;
         self.namespaces[namespace].sectors += 8;
         lock_mutex(&self.disks[namespace]).grow(8);
+        let its = self.targets.iter().filter(|target| target.namespace == namespace);
+        its.flat_map(|target| &target.own).for_each(|own| own.grow(8));
         self.say(format!("namespace {namespace} grows to {} sectors", self.namespaces[namespace].sectors));
         let is_own = |one: &usize| self.targets[self.controllers[*one].target].namespace == namespace;
         for number in (0..self.controllers.len()).filter(is_own).collect::<Vec<_>>() {
@@ -201,29 +206,10 @@ impl NvmeClientWorld {
     }
 
     /// Reports changes to the host of controller `number`.
-    fn report_events(&mut self, number: usize) {
-        let (now, calm) = (self.now, self.calm);
-        let NvmeClientWorld {
-            conns,
-            targets,
-            namespaces,
-            controllers,
-            net,
-            shared,
-            chance,
-            counts,
-            options,
-            ..
-        } = self;
-        let link = controllers[number].admin;
-        let Some(conn) = conns.iter_mut().find(|conn| conn.link == link && !conn.closing) else { return };
-        let target = &mut targets[conn.target];
-        let namespace = &namespaces[target.namespace];
-        let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
-        let (net, shared) = (&mut *net, &mut *shared);
-        let mut a =
-            ConnContext { net, target, namespace, controllers, shared, chance, counts, options, now, calm };
-        conn.report_events(number, &mut a);
+    pub(super) fn report_events(&mut self, number: usize) {
+        if let Some(conn) = self.admin_conn(number) {
+            self.with_conn(conn, |conn, a| conn.report_events(number, a));
+        }
     }
 
     /// Cuts the power of a disk: its targets are killed, and cached data is lost.
@@ -329,6 +315,7 @@ impl NvmeClientWorld {
             latency: target.latency,
             mute: target.mode == TargetAvailability::Mute,
             notices_close: without.has(DisturbanceClass::Late) || c.one_in(2),
+            loses_close: !calm && !without.has(DisturbanceClass::Stalls) && c.one_in(3),
         }
     }
 

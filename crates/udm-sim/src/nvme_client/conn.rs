@@ -4,6 +4,7 @@
 use super::counts::NvmeClientCounts;
 use super::description::NamespaceDescription;
 use super::pdus::PduSequence;
+use super::sent_writes::SentWrites;
 use super::target::{ConnBehavior, SimController, SimTarget};
 use crate::model::Violation;
 use crate::nbd::net::SimNetwork;
@@ -46,6 +47,8 @@ pub(super) struct StoredJob {
     /// Stamps of the written data.
     pub(super) stamps: Vec<u64>,
     pub(super) due: Nanos,
+    /// Latest time of the execution. It is known if the target is stopped.
+    pub(super) limit: Nanos,
 }
 
 /// A write whose data the controller asks for.
@@ -79,8 +82,10 @@ pub(super) struct ControllerConn {
     pub(super) closing: bool,
     /// Earliest time of the next turn.
     pub(super) next: Nanos,
-    /// The target has violated the protocol.
+    /// The target has sent something for which a host must end the association.
     pub(super) lied: bool,
+    /// Time at which the host has received it.
+    pub(super) lie_received: Option<Nanos>,
 }
 
 /// The parts of the world that a connection uses.
@@ -89,6 +94,7 @@ pub(super) struct ConnContext<'a> {
     pub(super) target: &'a mut SimTarget,
     pub(super) namespace: &'a NamespaceDescription,
     pub(super) controllers: &'a mut Vec<SimController>,
+    pub(super) writes: &'a mut SentWrites,
     pub(super) shared: &'a mut FrontEndSharedState,
     pub(super) chance: &'a mut SimRng,
     pub(super) counts: &'a mut NvmeClientCounts,
@@ -140,6 +146,7 @@ impl ControllerConn {
             closing: false,
             next: now,
             lied: false,
+            lie_received: None,
         }
     }
 
@@ -179,6 +186,18 @@ impl ControllerConn {
         (link.shut || link.half_shut) && self.controller().is_none()
     }
 
+    /// True if all that the target has sent is with the host.
+    pub(super) fn has_delivered(&self, net: &SimNetwork) -> bool {
+        self.out.is_empty() && self.answers.is_empty() && net.links[self.link].up.is_empty()
+    }
+
+    /// Ends the connection; the host does not learn of it.
+    fn vanish(&mut self) {
+        self.stage = ConnStage::Over;
+        self.answers.clear();
+        self.out.clear();
+    }
+
     /// Ends the connection. Nothing more is read from it.
     pub(super) fn end(&mut self, net: &mut SimNetwork, is_broken: bool) {
         self.stage = ConnStage::Over;
@@ -200,6 +219,10 @@ impl ControllerConn {
             let is_admin = matches!(self.stage, ConnStage::Admin(_));
             if is_closed && (is_admin || (broken && a.chance.one_in(2))) {
                 a.end_controller(controller, "a connection is closed");
+            }
+            if !is_closed && a.controllers[controller].vanished_at.is_some() {
+                self.vanish();
+                return Ok(());
             }
             if is_closed || a.controllers[controller].is_over {
                 // The queue of a lane that was closed is free.
@@ -260,8 +283,11 @@ impl ControllerConn {
             if let Some(controller) = self.controller()
                 && (a.controllers[controller].is_over || a.controllers[controller].look_at_timer(a.now))
             {
-                a.counts.expired += 1;
-                a.end_controller(controller, "its keep-alive timer has expired");
+                if !a.controllers[controller].is_over {
+                    a.counts.expired += 1;
+                    a.end_controller(controller, "its keep-alive timer has expired");
+                    a.controllers[controller].lose_close(a.now);
+                }
                 return Ok(());
             }
             let Some((header, pdu)) = self.next_pdu()? else { break };

@@ -53,6 +53,8 @@ counts! {
         pub landed: u64,
         /// Lost controllers that another controller has reset while writes waited.
         pub resets: u64,
+        /// Resets that a model target has reported as successful.
+        pub model_resets: u64,
         /// Resets that were refused or failed.
         pub refused_resets: u64,
         /// Reports of writes that wait, or waited.
@@ -113,6 +115,7 @@ impl NvmeClientCounts {
             ("late writes", Class::Late, self.landed),
             ("writes that waited", Class::Stalls, self.waited),
             ("controllers reset", Class::Stalls, self.resets),
+            ("resets by a model target", Class::Stalls, self.model_resets),
             ("resets refused", Class::Stalls, self.refused_resets),
             ("targets stopped", Class::Stalls, self.stopped),
             ("targets cut off", Class::Stalls, self.holes),

@@ -1,6 +1,7 @@
 //! The commands of an I/O queue: their checks, the data of writes, and their execution at the disk.
 
 use super::conn::{ConnContext, ControllerConn, PendingWrite, StoredJob};
+use super::controllers::NOTICE_TIME;
 use super::pdus::{ForgedSubject, PduSequence, bytes_of, data_answer, forge, ready_to_transfer, response};
 use super::target::AnaReport;
 use crate::model::Violation;
@@ -13,9 +14,6 @@ use udm_wire::nvme::{
     AnaState, CommandCapsule, DataPdu, DataPointer, DatasetRange, DatasetRequest, NvmOpcode, NvmeStatus,
     PduHeader, RwFlags, RwRequest, WriteZeroesFlags,
 };
-
-/// After an ANA report was received, the time in which all cores learn of it.
-const REPORT_TIME: Nanos = Nanos::from_millis(5);
 
 /// The status of a command in an ANA state in which none is executed.
 fn ana_status(state: AnaState) -> NvmeStatus {
@@ -79,7 +77,7 @@ impl ControllerConn {
             return Ok(());
         };
         let submitted = a.shared.model.submitted_at(stamp >> 10);
-        match submitted.is_some_and(|submitted| submitted > at + REPORT_TIME) && !is_usable(state) {
+        match submitted.is_some_and(|submitted| submitted > at + NOTICE_TIME) && !is_usable(state) {
             true => Err(format!("connection {}: a write in ANA state {state:?}", self.link)),
             false => Ok(()),
         }
@@ -176,6 +174,7 @@ impl ControllerConn {
         }
         let stamps = if op == Op::Write { self.stamps(data)? } else { Vec::new() };
         self.check_ana(controller, &stamps, a)?;
+        a.writes.note(controller, &stamps);
         let hangs = self.is_drawn(self.behavior.hangs, a);
         let most = a.chance.pick(&[5, 20, 200]);
         let hang = Nanos(if hangs { a.chance.between(1, most) * 100_000_000 } else { 0 });
@@ -185,7 +184,17 @@ impl ControllerConn {
         }
         let due = a.now + hang + Nanos(a.chance.span(self.behavior.latency));
         let is_durable = is_durable || !a.namespace.write_cache;
-        a.target.jobs.push(StoredJob { link: self.link, controller, id, op, range, is_durable, stamps, due });
+        a.target.jobs.push(StoredJob {
+            link: self.link,
+            controller,
+            id,
+            op,
+            range,
+            is_durable,
+            stamps,
+            due,
+            limit: Nanos::NEVER,
+        });
         Ok(())
     }
 

@@ -19,19 +19,23 @@
 //!   other, and the world cuts the wires between them, stops the target, and flips bits.
 //!
 //! * `description`, `target`: the other targets and their controllers. `conn`, `admin`, `io`,
-//!   `pdus`: their end of a connection.
+//!   `pdus`: their end of a connection. `resets`: what they do if they are asked to reset each other.
+//! * `controllers`, `sent_writes`: checks of what the initiator makes of all this.
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters. The network is that
 //!   of the NBD worlds (`nbd::net`, `nbd::kernel`).
 
 mod actions;
 mod admin;
 mod conn;
+mod controllers;
 mod counts;
 mod description;
 mod io;
 mod own_target;
 mod own_target_turn;
 mod pdus;
+mod resets;
+mod sent_writes;
 mod shutdown;
 mod target;
 mod turn;

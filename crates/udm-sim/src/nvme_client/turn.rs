@@ -1,7 +1,7 @@
 //! Steps of the world: a core, a connection or a disk with a reason gets a turn.
 
-use super::conn::ConnContext;
-use super::target::{AnaReport, TargetAvailability};
+use super::conn::{ConnContext, ControllerConn};
+use super::target::TargetAvailability;
 use super::world::NvmeClientWorld;
 use crate::environment::lock_mutex;
 use crate::log_capture;
@@ -11,6 +11,7 @@ use crate::nbd::ring_core::{RunningDeviceChange, count_ring_operations};
 use crate::plan::DisturbanceClass;
 use crate::remote_disk::shared::{WorkloadPhase, lock_front_end_state};
 use crate::trace::{NO_CORE, TraceEventKind};
+use std::sync::Arc;
 use udm_core::Nanos;
 use udm_runtime::CoreStateAfterStep;
 
@@ -43,7 +44,10 @@ impl NvmeClientWorld {
         self.step += 1;
         self.set_turn(None);
         if self.step.is_multiple_of(64) {
-            lock_front_end_state(&self.shared).model.forget(self.step);
+            let mut shared = lock_front_end_state(&self.shared);
+            shared.model.forget(self.step);
+            self.writes.forget(&shared.model);
+            drop(shared);
             self.conns.retain(|conn| !conn.is_over());
             self.wires.retain(|wire| !wire.is_over);
         }
@@ -51,6 +55,7 @@ impl NvmeClientWorld {
         self.disturb()?;
         self.take_calls();
         self.look_at_controllers();
+        self.check_hosts()?;
         let mut next = Nanos::NEVER;
         for core in &self.cores {
             next = next.min(core.outside.borrow_mut().go_on());
@@ -95,7 +100,7 @@ impl NvmeClientWorld {
         match self.schedule.pick(&ready) {
             TurnCandidate::Core(c) => self.turn(c)?,
             TurnCandidate::Conn(i) => self.conn_turn(i)?,
-            TurnCandidate::Disk(t) => self.disk_turn(t),
+            TurnCandidate::Disk(t) => self.disk_turn(t)?,
             TurnCandidate::Change(d) => self.go_on_changing(d)?,
             TurnCandidate::OwnCore(t, c) => self.own_core_turn(t, c)?,
             TurnCandidate::Wire(w) => self.wire_turn(w),
@@ -135,41 +140,6 @@ impl NvmeClientWorld {
             }
         }
         Ok(())
-    }
-
-    /// Time at which the keep-alive timer of a controller is looked at next. A stopped target looks
-    /// when it continues.
-    fn next_timer(&self) -> Nanos {
-        let is_running = |target: usize| self.targets[target].mode != TargetAvailability::Stopped;
-        let all = self.controllers.iter().filter(|one| !one.is_over && is_running(one.target));
-        all.map(super::target::SimController::timer).min().unwrap_or(Nanos::NEVER)
-    }
-
-    /// Ends the controllers whose keep-alive timer has expired, and notes which ANA reports the
-    /// host has received.
-    fn look_at_controllers(&mut self) {
-        for number in 0..self.controllers.len() {
-            let one = &mut self.controllers[number];
-            let target = &mut self.targets[one.target];
-            if one.is_over || target.mode == TargetAvailability::Stopped {
-                continue;
-            }
-            if let Some((state, AnaReport::Sent)) = one.ana_report {
-                let conn = self.conns.iter().find(|conn| conn.link == one.admin);
-                let is_sent = conn.is_some_and(|conn| conn.out.is_empty() && conn.answers.is_empty());
-                if is_sent && self.net.borrow().links[one.admin].up.is_empty() {
-                    one.ana_report = Some((state, AnaReport::Received(self.now)));
-                }
-            }
-            if one.look_at_timer(self.now) {
-                one.is_over = true;
-                self.counts.expired += 1;
-                target.end_commands(number, self.now, &mut self.chance);
-                let mut shared = lock_front_end_state(&self.shared);
-                shared.model.exports[target.namespace].trouble(self.now);
-                shared.say(format!("the keep-alive timer of controller {number} expires"));
-            }
-        }
     }
 
     /// Runs steps until `done`.
@@ -311,92 +281,74 @@ impl NvmeClientWorld {
 
     fn conn_turn(&mut self, i: usize) -> Result<(), Violation> {
         self.set_turn(None);
-        let (now, calm) = (self.now, self.calm);
+        self.with_conn(i, |conn, a| conn.turn(a))
+    }
+
+    /// Calls `act` with connection `i` and the parts of the world that it uses.
+    pub(super) fn with_conn<R>(
+        &mut self,
+        i: usize,
+        act: impl FnOnce(&mut ControllerConn, &mut ConnContext<'_>) -> R,
+    ) -> R {
         let NvmeClientWorld {
             conns,
             targets,
             namespaces,
             controllers,
+            writes,
             net,
-            shared,
-            chance,
-            counts,
-            options,
-            ..
-        } = self;
-        let conn = &mut conns[i];
-        let target = &mut targets[conn.target];
-        let namespace = &namespaces[target.namespace];
-        let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
-        let (net, shared) = (&mut *net, &mut *shared);
-        conn.turn(&mut ConnContext {
-            net,
-            target,
-            namespace,
-            controllers,
             shared,
             chance,
             counts,
             options,
             now,
             calm,
-        })
-    }
-
-    /// Executes a command that is due at the disk of target `t`, and answers it if its connection
-    /// and its controller still exist.
-    fn disk_turn(&mut self, t: usize) {
-        self.set_turn(None);
-        let (now, calm) = (self.now, self.calm);
-        let NvmeClientWorld {
-            conns,
-            targets,
-            namespaces,
-            controllers,
+            ..
+        } = self;
+        let conn = &mut conns[i];
+        let target = &mut targets[conn.target];
+        let namespace = &namespaces[target.namespace];
+        let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
+        let (net, shared, now, calm) = (&mut *net, &mut *shared, *now, *calm);
+        let mut a = ConnContext {
             net,
+            target,
+            namespace,
+            controllers,
+            writes,
             shared,
             chance,
             counts,
             options,
-            disks,
-            plan,
-            ..
-        } = self;
-        let target = &mut targets[t];
+            now,
+            calm,
+        };
+        act(conn, &mut a)
+    }
+
+    /// Executes a command that is due at the disk of target `t`, and answers it if its connection
+    /// and its controller still exist.
+    fn disk_turn(&mut self, t: usize) -> Result<(), Violation> {
+        self.set_turn(None);
+        let (now, target) = (self.now, &mut self.targets[t]);
         let due: Vec<usize> = (0..target.jobs.len()).filter(|i| target.jobs[*i].due <= now).collect();
         if due.is_empty() {
-            return;
+            return Ok(());
         }
-        let job = target.jobs.swap_remove(chance.pick(&due));
-        let mut disk = lock_mutex(&disks[target.namespace]);
-        let conn = conns.iter_mut().find(|conn| conn.link == job.link && conn.controller().is_some());
-        let conn = conn.filter(|conn| !controllers[job.controller].is_over && !conn.closing);
-        let Some(conn) = conn else {
-            if !plan.without.has(DisturbanceClass::Late) {
-                counts.landed += u64::from(job.op.is_write());
-                disk.carry_out(job.op, job.range, &job.stamps, job.is_durable, chance);
-            }
-            return;
-        };
-        let namespace = &namespaces[target.namespace];
-        let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
-        let (net, shared) = (&mut *net, &mut *shared);
-        conn.carry_out(
-            &job,
-            &mut disk,
-            &mut ConnContext {
-                net,
-                target,
-                namespace,
-                controllers,
-                shared,
-                chance,
-                counts,
-                options,
-                now,
-                calm,
-            },
-        );
+        let job = target.jobs.swap_remove(self.chance.pick(&due));
+        let disk = Arc::clone(&self.disks[target.namespace]);
+        let mut disk = lock_mutex(&disk);
+        let is_working = !self.controllers[job.controller].is_over;
+        let is_its = |conn: &ControllerConn| conn.link == job.link && conn.controller().is_some();
+        let conn = self.conns.iter().position(|conn| is_working && is_its(conn) && !conn.closing);
+        if let Some(conn) = conn {
+            self.with_conn(conn, |conn, a| conn.carry_out(&job, &mut disk, a));
+        } else if !self.plan.without.has(DisturbanceClass::Late) {
+            self.counts.landed += u64::from(job.op.is_write());
+            self.writes.check_late(&job, &lock_front_end_state(&self.shared).model)?;
+            disk.carry_out(job.op, job.range, &job.stamps, job.is_durable, &mut self.chance);
+        }
+        Ok(())
     }
 
     /// Continues the change of `device`.

@@ -5,6 +5,7 @@ use super::conn::ControllerConn;
 use super::counts::NvmeClientCounts;
 use super::description::{ControllerDescription, NamespaceDescription};
 use super::own_target::{OwnTarget, OwnTargetPlace, Wire};
+use super::sent_writes::SentWrites;
 use super::target::{SimController, SimTarget, TargetAvailability};
 use crate::counts::CombinedRunHash;
 use crate::log_capture;
@@ -62,6 +63,7 @@ pub struct NvmeClientWorld {
     pub(super) targets: Vec<SimTarget>,
     pub(super) controllers: Vec<SimController>,
     pub(super) conns: Vec<ControllerConn>,
+    pub(super) writes: SentWrites,
     /// The connections to udm's own targets.
     pub(super) wires: Vec<Wire>,
     /// The paths, by target.
@@ -134,6 +136,7 @@ impl NvmeClientWorld {
                     ana: AnaState::Optimized,
                     ana_changes: 0,
                     ana_until: Nanos::NEVER,
+                    stalled_since: None,
                     jobs: Vec::new(),
                     latency: build.pick(&[2_000, 50_000, 1_000_000]),
                     quiesce: Nanos(0),
@@ -191,6 +194,7 @@ impl NvmeClientWorld {
             targets,
             controllers: Vec::new(),
             conns: Vec::new(),
+            writes: SentWrites::default(),
             wires: Vec::new(),
             paths: Vec::new(),
             devices: Vec::new(),
