@@ -32,9 +32,12 @@ impl NvmeClientWorld {
     pub(super) fn next_timer(&self) -> Nanos {
         let is_running = |target: usize| self.targets[target].mode != TargetAvailability::Stopped;
         let all = self.controllers.iter().filter(|one| !one.is_over && is_running(one.target));
-        let resets =
-            all.clone().flat_map(|one| &one.resets).map(|reset| reset.due).filter(|due| *due > self.now);
-        let checks = self.controllers.iter().filter_map(|one| one.check_at(self.now));
+        let resets = all
+            .clone()
+            .flat_map(|one| &one.resets)
+            .map(|reset| reset.due)
+            .filter(|due| *due > self.machine.now);
+        let checks = self.controllers.iter().filter_map(|one| one.check_at(self.machine.now));
         all.map(super::target::SimController::timer).chain(resets).chain(checks).min().unwrap_or(Nanos::NEVER)
     }
 
@@ -47,10 +50,10 @@ impl NvmeClientWorld {
             if one.is_over || self.targets[one.target].mode == TargetAvailability::Stopped {
                 continue;
             }
-            if one.look_at_timer(self.now) {
+            if one.look_at_timer(self.machine.now) {
                 self.counts.expired += 1;
                 self.end_controller(number, "its keep-alive timer expires");
-                self.controllers[number].lose_close(self.now);
+                self.controllers[number].lose_close(self.machine.now);
             } else if !self.controllers[number].resets.is_empty() {
                 self.advance_resets(number);
             }
@@ -64,9 +67,9 @@ impl NvmeClientWorld {
             return;
         }
         let target = &mut self.targets[one.target];
-        target.end_commands(number, self.now, &mut self.chance);
-        let mut shared = lock_front_end_state(&self.shared);
-        shared.model.exports[target.namespace].trouble(self.now);
+        target.end_commands(number, self.machine.now, &mut self.machine.chance);
+        let mut shared = lock_front_end_state(&self.machine.shared);
+        shared.model.exports[target.namespace].trouble(self.machine.now);
         shared.say(format!("controller {number} ends: {why}"));
     }
 
@@ -76,13 +79,13 @@ impl NvmeClientWorld {
         if one.left_at.is_some() {
             return;
         }
-        let net = self.net.borrow();
+        let net = self.machine.net.borrow();
         let link = &net.links[one.admin];
         let has_left = link.shut || link.half_shut || link.broken;
         let conn = self.conns.iter().find(|conn| conn.link == one.admin);
         let has_received = conn.is_some_and(|conn| conn.has_delivered(&net));
         drop(net);
-        let (now, one) = (self.now, &mut self.controllers[number]);
+        let (now, one) = (self.machine.now, &mut self.controllers[number]);
         one.left_at = has_left.then_some(now);
         if has_received && let Some((_, report @ AnaReport::Sent)) = &mut one.ana_report {
             *report = AnaReport::Received(now);
@@ -111,7 +114,7 @@ impl NvmeClientWorld {
             // A reset that fails may end while commands are at the disk.
             let jobs = &self.targets[self.controllers[victim].target].jobs;
             let is_quiet = fails || jobs.iter().all(|job| job.controller != victim);
-            if due <= self.now {
+            if due <= self.machine.now {
                 self.with_conn(conn, |conn, a| conn.advance_reset(source, i, is_quiet, a));
             }
         }
@@ -121,10 +124,10 @@ impl NvmeClientWorld {
     /// Checks what the initiator has made of violations, of silent controllers, of ANA states and
     /// of resets.
     pub(super) fn check_hosts(&mut self) -> Result<(), Violation> {
-        if self.paths.is_empty() {
+        if self.machine.paths.is_empty() {
             return Ok(());
         }
-        let (now, net) = (self.now, self.net.borrow());
+        let (now, net) = (self.machine.now, self.machine.net.borrow());
         for conn in self.conns.iter_mut().filter(|conn| conn.lied && !conn.is_over()) {
             let link = &net.links[conn.link];
             if link.shut || link.half_shut || link.broken {
@@ -153,7 +156,7 @@ impl NvmeClientWorld {
             if let Some((state, AnaReport::Received(at))) = one.ana_report
                 && now.since(at) > NOTICE_TIME
             {
-                let path = &self.paths[one.target];
+                let path = &self.machine.paths[one.target];
                 let knows = path.rejection_reason().is_some() != is_usable(state);
                 if !knows || path.path_priority() != Some(ana_priority(state)) {
                     return Err(format!("t{} is {state:?}, and its path does not show it", one.target));
@@ -166,14 +169,15 @@ impl NvmeClientWorld {
 
     /// Checks that writes do not wait for controllers that the host knows to be reset.
     fn check_stall(&mut self, t: usize) -> Result<(), Violation> {
-        let now = self.now;
+        let now = self.machine.now;
         let fence_max = |kato: Nanos| Nanos(3 * kato.0) + self.targets[t].quiesce + Nanos(1_000_000_000);
         let mut its = self.controllers.iter().filter(|one| one.target == t && one.is_ready);
         let is_fenced = its.all(|one| {
             one.fence_received.is_some()
                 || one.left_at.is_none_or(|left| now.since(left) > fence_max(one.kato))
         });
-        let stalls = is_fenced && self.targets[t].own.is_none() && self.paths[t].stall_reason().is_some();
+        let stalls =
+            is_fenced && self.targets[t].own.is_none() && self.machine.paths[t].stall_reason().is_some();
         let target = &mut self.targets[t];
         match (stalls, target.stalled_since) {
             (false, _) => target.stalled_since = None,

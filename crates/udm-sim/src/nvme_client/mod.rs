@@ -42,6 +42,7 @@ mod turn;
 mod world;
 
 use crate::plan::RunPlan;
+use crate::remote_disk::run::RemoteDiskWorld;
 use crate::remote_disk::shared::lock_front_end_state;
 use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::NvmeClientCounts;
@@ -54,7 +55,8 @@ use world::NvmeClientWorld;
 pub fn run(plan: &RunPlan) -> Result<NvmeClientCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| world.insert(NvmeClientWorld::new(plan)?).run());
-    let last_events =
-        |world: &mut NvmeClientWorld| (world.step, lock_front_end_state(&world.shared).trace.lines());
+    let last_events = |world: &mut NvmeClientWorld| {
+        (world.machine.step, lock_front_end_state(&world.machine.shared).trace.lines())
+    };
     finish_run(plan, outcome, world, |world| world.counts(), last_events)
 }
