@@ -34,7 +34,7 @@ impl NbdClientWorld {
                 self.trouble(server, trouble);
             }
         }
-        if !self.machine.control.one_in(self.machine.rough) {
+        if !self.machine.control.one_in(self.machine.fault_interval) {
             return Ok(());
         }
         let without = self.machine.plan.without;
@@ -43,17 +43,19 @@ impl NbdClientWorld {
             0..2 if !without.has(DisturbanceClass::Stalls) => {
                 self.trouble(server, ServerAvailability::Stopped);
             }
-            2..4 if !without.has(DisturbanceClass::Stalls) => self.trouble(server, ServerAvailability::Hole),
+            2..4 if !without.has(DisturbanceClass::Stalls) => {
+                self.trouble(server, ServerAvailability::Unreachable)
+            }
             4 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Refuses),
-            5 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Mute),
+            5 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Silent),
             6 if !without.has(DisturbanceClass::Limits) => self.trouble(server, ServerAvailability::Other),
             7..9 if !without.has(DisturbanceClass::Paths) => {
                 self.kill(server);
                 let mode = self.machine.control.pick(&[
                     ServerAvailability::Up,
                     ServerAvailability::Refuses,
-                    ServerAvailability::Mute,
-                    ServerAvailability::Hole,
+                    ServerAvailability::Silent,
+                    ServerAvailability::Unreachable,
                 ]);
                 self.trouble(server, mode);
             }
@@ -93,9 +95,9 @@ impl NbdClientWorld {
         let counted = match mode {
             ServerAvailability::Up => return,
             ServerAvailability::Stopped => &mut self.counts.stopped,
-            ServerAvailability::Hole => &mut self.counts.holes,
-            ServerAvailability::Refuses => &mut self.counts.deaf,
-            ServerAvailability::Mute => &mut self.counts.mute,
+            ServerAvailability::Unreachable => &mut self.counts.unreachable,
+            ServerAvailability::Refuses => &mut self.counts.refusing,
+            ServerAvailability::Silent => &mut self.counts.silent,
             ServerAvailability::Other => &mut self.counts.others,
         };
         *counted += 1;
@@ -121,7 +123,7 @@ impl NbdClientWorld {
         drop(shared);
         // With `fence=wait`, udm relies on the server to end by itself in time, so it is killed.
         if matches!(self.silence.fence, ServerStoppedProof::Wait(_))
-            && matches!(was, ServerAvailability::Stopped | ServerAvailability::Hole)
+            && matches!(was, ServerAvailability::Stopped | ServerAvailability::Unreachable)
             && long
         {
             self.kill(server);
@@ -199,7 +201,7 @@ impl NbdClientWorld {
         self.counts.failures += failed;
         self.counts.messages += reinstated.len() as u64;
         // The message ends the wait before the next connect.
-        reinstated.iter().for_each(|server| self.shaken[*server] = self.machine.now);
+        reinstated.iter().for_each(|server| self.handshake_at[*server] = self.machine.now);
         Ok(!reinstated.is_empty())
     }
 
@@ -213,9 +215,9 @@ impl NbdClientWorld {
     }
 
     /// Accepts or refuses the connects that are due, according to the mode of their server.
-    pub(super) fn take_calls(&mut self) {
-        let callers = std::mem::take(&mut self.machine.callers);
-        for (link, due) in callers {
+    pub(super) fn accept_connects(&mut self) {
+        let pending_connects = std::mem::take(&mut self.machine.pending_connects);
+        for (link, due) in pending_connects {
             let net = self.machine.net.clone();
             let mut net = net.borrow_mut();
             let server = net.links[link].to;
@@ -224,11 +226,11 @@ impl NbdClientWorld {
                 continue;
             }
             if due > self.machine.now {
-                self.machine.callers.push((link, due));
+                self.machine.pending_connects.push((link, due));
                 continue;
             }
-            if mode == ServerAvailability::Hole {
-                self.machine.callers.push((link, self.servers[server].until));
+            if mode == ServerAvailability::Unreachable {
+                self.machine.pending_connects.push((link, self.servers[server].until));
                 continue;
             }
             let lost = !self.machine.calm && net.fails > 0 && self.machine.chance.one_in(20);
@@ -252,7 +254,7 @@ impl NbdClientWorld {
                 && self.machine.chance.one_in(40)
             {
                 conn.greets_badly();
-                self.counts.lies += 1;
+                self.counts.violations += 1;
                 lock_front_end_state(&self.machine.shared).model.exports[export].trouble(self.machine.now);
             }
             self.conns.push(conn);
@@ -268,14 +270,14 @@ impl NbdClientWorld {
             hangs: often(DisturbanceClass::Hang, &[0, 0, 20, 300]),
             errors: often(DisturbanceClass::Errors, &[0, 0, 30, 300]),
             early: often(DisturbanceClass::Errors, &[0, 0, 4, 60, 600]),
-            lies: often(DisturbanceClass::Nonsense, &[0, 0, 50, 500]),
+            violations: often(DisturbanceClass::Nonsense, &[0, 0, 50, 500]),
             closes: often(DisturbanceClass::Lost, &[0, 0, 50, 500]),
             piece: match without.has(DisturbanceClass::Cuts) {
                 true => u64::MAX,
                 false => c.pick(&[16, 1024, 64 << 10, 64 << 10, 1 << 20]),
             },
             latency: self.servers[server].latency,
-            mute: self.servers[server].mode == ServerAvailability::Mute,
+            silent: self.servers[server].mode == ServerAvailability::Silent,
         }
     }
 }

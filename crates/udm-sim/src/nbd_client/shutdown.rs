@@ -40,8 +40,8 @@ impl RemoteDiskWorld for NbdClientWorld {
     /// Checks that idle cores sleep once they have abandoned connections that do not answer.
     fn check_idle(&mut self) -> Result<(), Violation> {
         let (from, until) = (self.machine.turns, self.machine.now + ALONE);
-        self.machine.alone_until = Some(until);
-        self.step_until("nothing", |world| world.machine.alone_until.is_none())?;
+        self.machine.idle_until = Some(until);
+        self.step_until("nothing", |world| world.machine.idle_until.is_none())?;
         let (turns, lanes) =
             (self.machine.turns - from, (self.servers.len() * (self.machine.cores.len() + 1)) as u64);
         // If udm checks paths, it continues to do so.
@@ -56,10 +56,10 @@ impl RemoteDiskWorld for NbdClientWorld {
         }
         self.machine.now = self.machine.now.max(until);
         let net = self.machine.net.borrow();
-        for conn in self.conns.iter().filter(|conn| conn.lied && !conn.is_over()) {
+        for conn in self.conns.iter().filter(|conn| conn.has_violated && !conn.is_over()) {
             let link = &net.links[conn.link];
             if !(link.shut || link.half_shut || link.broken) {
-                return Err(format!("connection {} goes on, though its server has lied", conn.link));
+                return Err(format!("connection {} goes on, though its server has has_violated", conn.link));
             }
         }
         Ok(())

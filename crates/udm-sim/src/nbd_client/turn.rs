@@ -43,7 +43,7 @@ impl NbdClientWorld {
             }
         }
         self.disturb()?;
-        self.take_calls();
+        self.accept_connects();
         self.run_fences();
         let mut next = self.machine.advance_rings();
         self.machine.note_failures();
@@ -84,10 +84,10 @@ impl NbdClientWorld {
 
     /// Advances the clock to the next event.
     fn jump(&mut self, next: Nanos) -> Result<(), Violation> {
-        if let Some(alone) = self.machine.alone_until
+        if let Some(alone) = self.machine.idle_until
             && next > alone
         {
-            self.machine.alone_until = None;
+            self.machine.idle_until = None;
             return Ok(());
         }
         let restores =
@@ -95,7 +95,7 @@ impl NbdClientWorld {
         let fences = lock_mutex(&self.fences).iter().map(|fence| fence.due).min();
         let next = self
             .machine
-            .callers
+            .pending_connects
             .iter()
             .map(|(_, due)| *due)
             .chain(restores)
@@ -106,7 +106,7 @@ impl NbdClientWorld {
         let next = if working { next.min(self.machine.now + Nanos(1_000_000)) } else { next };
         // If requests do not progress by themselves, the world acts as an administrator. Path
         // checks alone would continue forever.
-        let waits = self.machine.alone_until.is_none()
+        let waits = self.machine.idle_until.is_none()
             && lock_front_end_state(&self.machine.shared).model.in_flight() > 0;
         let stuck = next == Nanos::NEVER || waits && next > self.machine.now + STUCK_AFTER;
         if stuck && !working && (self.reinstate_each()? || self.kill_unproved()) {
@@ -126,8 +126,8 @@ impl NbdClientWorld {
         let net = self.machine.net.borrow();
         for (l, received, _) in moved {
             // A lane is connected when it has received the last byte of the handshake.
-            if received > 0 && self.greeted.contains(&l) && !self.answered.contains(&l) {
-                self.shaken[net.links[l].to] = self.machine.ended_turn;
+            if received > 0 && self.handshaken.contains(&l) && !self.answered.contains(&l) {
+                self.handshake_at[net.links[l].to] = self.machine.ended_turn;
             }
         }
         drop(net);
@@ -143,11 +143,11 @@ impl NbdClientWorld {
             let server = self.machine.net.borrow().links[l].to;
             self.counts.connects += 1;
             self.machine.say(format!("core {c} calls n{server}: connection {l}"));
-            self.machine.callers.push((
+            self.machine.pending_connects.push((
                 l,
                 self.machine.now + Nanos(1 + self.machine.chance.span(self.servers[server].latency)),
             ));
-            let ConnectAttempts { last, vain } = self.attempts[c][server];
+            let ConnectAttempts { last, failed } = self.attempts[c][server];
             let export = self.servers[server].export;
             let Some((before, at)) = last else {
                 self.attempts[c][server].last = Some((l, self.machine.now));
@@ -155,12 +155,12 @@ impl NbdClientWorld {
             };
             // A late reply on the abandoned connection also frees the lane.
             let late = self.last_reply_at[server] >= at;
-            let vain = if late || self.answered.contains(&before) { 0 } else { vain };
-            let then = if late { 0 } else { vain + 1 };
-            self.attempts[c][server] = ConnectAttempts { last: Some((l, self.machine.now)), vain: then };
-            let least = (BACK_OFF << vain.min(10)).min(BACK_OFF_MAX);
+            let failed = if late || self.answered.contains(&before) { 0 } else { failed };
+            let then = if late { 0 } else { failed + 1 };
+            self.attempts[c][server] = ConnectAttempts { last: Some((l, self.machine.now)), failed: then };
+            let least = (BACK_OFF << failed.min(10)).min(BACK_OFF_MAX);
             // A checker has its own lane. A lane that has connected ends the wait of the others.
-            let free = late || self.machine.devices[export].checks || self.shaken[server] >= at;
+            let free = late || self.machine.devices[export].checks || self.handshake_at[server] >= at;
             if !free && self.machine.now.since(at).0 + 1_000_000 < least {
                 let passed = self.machine.now.since(at).0 / 1000;
                 return Err(format!("core {c} connects to n{server} again after {passed} us"));
@@ -209,12 +209,12 @@ impl NbdClientWorld {
         let (mut net, mut shared) = (net.borrow_mut(), lock_front_end_state(shared));
         let disk = &mut disks[export];
         let (net, shared) = (&mut *net, &mut *shared);
-        let shaken = counts.handshakes;
+        let handshake_at = counts.handshakes;
         let outcome =
             conn.turn(&mut ServerConnContext { net, disk, shared, chance, counts, export, now, calm, late });
-        if counts.handshakes > shaken {
-            self.shaken[conn.server] = now;
-            self.greeted.insert(conn.link);
+        if counts.handshakes > handshake_at {
+            self.handshake_at[conn.server] = now;
+            self.handshaken.insert(conn.link);
         }
         if conn.answered > 0 {
             self.answered.insert(conn.link);

@@ -39,7 +39,7 @@ pub(super) struct ConnectAttempts {
     /// The last attempt: its connection and its time.
     pub(super) last: Option<(usize, Nanos)>,
     /// Number of consecutive attempts before the last one without an answered request.
-    pub(super) vain: u32,
+    pub(super) failed: u32,
 }
 
 /// A simulated world of the NBD client.
@@ -57,11 +57,11 @@ pub struct NbdClientWorld {
     /// Connect attempts, by core and server.
     pub(super) attempts: Vec<Vec<ConnectAttempts>>,
     /// Time of the last completed handshake with each server.
-    pub(super) shaken: Vec<Nanos>,
+    pub(super) handshake_at: Vec<Nanos>,
     /// Time at which each server last had answered all writes of an abandoned connection.
     pub(super) last_reply_at: Vec<Nanos>,
     /// Connections whose server has sent the whole handshake.
-    pub(super) greeted: BTreeSet<usize>,
+    pub(super) handshaken: BTreeSet<usize>,
     /// Connections on which a request was answered.
     pub(super) answered: BTreeSet<usize>,
     /// One of this many power cuts is performed.
@@ -144,15 +144,15 @@ impl NbdClientWorld {
             paths: servers.len(),
             letter: 'n',
             net,
-            rough: [40, 150, 600],
+            fault_interval: [40, 150, 600],
             log: "udm_backends::nbd",
         };
         let machine = RemoteDiskMachine::new(plan, settings, &mut build)?;
         let mut world = NbdClientWorld {
             machine,
-            shaken: vec![Nanos(0); servers.len()],
+            handshake_at: vec![Nanos(0); servers.len()],
             last_reply_at: vec![Nanos(0); servers.len()],
-            greeted: BTreeSet::new(),
+            handshaken: BTreeSet::new(),
             answered: BTreeSet::new(),
             attempts: vec![vec![ConnectAttempts::default(); servers.len()]; count],
             servers,

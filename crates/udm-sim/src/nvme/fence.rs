@@ -1,6 +1,6 @@
 //! When a host may repeat the unanswered writes of a lost association through another one.
 
-use super::association::{AssociationStep, FenceStep, IoQuestion};
+use super::association::{AssociationStep, FenceStep, IoCommand};
 use super::world::NvmeTargetWorld;
 use crate::environment::lock_mutex;
 use crate::model::Violation;
@@ -29,17 +29,17 @@ impl NvmeTargetWorld {
         let one = &mut self.associations[number];
         let host = one.host;
         one.step = AssociationStep::Lost;
-        for question in std::mem::take(&mut one.io_questions).into_values() {
-            match question {
-                IoQuestion::Connect => {}
-                IoQuestion::Write { block, .. } => self.hosts[host].blocks[block].lose(number, true),
-                IoQuestion::Read { block, .. } => self.hosts[host].blocks[block].lose(number, false),
+        for sent in std::mem::take(&mut one.io_commands).into_values() {
+            match sent {
+                IoCommand::Connect => {}
+                IoCommand::Write { block, .. } => self.hosts[host].blocks[block].lose(number, true),
+                IoCommand::Read { block, .. } => self.hosts[host].blocks[block].lose(number, false),
             }
         }
-        one.admin_questions.clear();
+        one.admin_commands.clear();
         match self.hosts[host].policy {
             RetryPolicy::Reset | RetryPolicy::EarlyReset => {
-                self.associations[number].fence = FenceStep::Wanted;
+                self.associations[number].fence = FenceStep::Needed;
             }
             RetryPolicy::Wait => self.wait_for_fence(number),
             RetryPolicy::AtOnce => self.associations[number].fence = FenceStep::Until(self.now),
@@ -112,7 +112,7 @@ impl NvmeTargetWorld {
     }
 
     /// Continues the fences of lost associations.
-    pub(super) fn look_at_fences(&mut self) -> Result<(), Violation> {
+    pub(super) fn advance_fences(&mut self) -> Result<(), Violation> {
         for number in 0..self.associations.len() {
             let one = &self.associations[number];
             if one.step != AssociationStep::Lost {
@@ -130,11 +130,11 @@ impl NvmeTargetWorld {
                 }
                 FenceStep::Until(_) => {}
                 // The association that was asked is lost too.
-                FenceStep::Asked(by) if !self.associations[by].is_active() => {
-                    self.associations[number].fence = FenceStep::Wanted;
+                FenceStep::ResetBy(by) if !self.associations[by].is_active() => {
+                    self.associations[number].fence = FenceStep::Needed;
                 }
-                FenceStep::Asked(_) => {}
-                FenceStep::Wanted => {
+                FenceStep::ResetBy(_) => {}
+                FenceStep::Needed => {
                     let Some(instance) = one.instance else {
                         // Nothing was sent over it yet.
                         self.fenced(number, false);
@@ -146,7 +146,7 @@ impl NvmeTargetWorld {
                         *by != number && other.host == host && is_ready && !other.awaits_reset(number)
                     };
                     if let Some(by) = (0..self.associations.len()).find(can) {
-                        self.associations[number].fence = FenceStep::Asked(by);
+                        self.associations[number].fence = FenceStep::ResetBy(by);
                         self.associations[by].ask_reset(number, instance);
                     }
                 }

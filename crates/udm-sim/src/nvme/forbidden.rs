@@ -1,7 +1,7 @@
 //! What a host must not get: resets of controllers that are not its own, the queue of another host,
 //! and a queue that is connected already. The target refuses each, and harms nobody.
 
-use super::association::{AdminQuestion, AssociationStep, HostAssociation};
+use super::association::{AdminCommand, AssociationStep, HostAssociation};
 use super::queue::{HostQueue, Received};
 use super::world::NvmeTargetWorld;
 use crate::model::Violation;
@@ -50,7 +50,7 @@ impl NvmeTargetWorld {
         let Some(impacted) = impacted else { return };
         self.counts.forbidden += 1;
         self.say(format!("association {number} asks for a reset of {impacted:?}, which is forbidden"));
-        self.associations[number].send_reset(impacted, AdminQuestion::ForbiddenReset(victim));
+        self.associations[number].send_reset(impacted, AdminCommand::ForbiddenReset(victim));
     }
 
     /// Checks the answer to a forbidden reset. A controller of another host that is gone may be
@@ -85,7 +85,7 @@ impl NvmeTargetWorld {
     }
 
     /// Continues the forbidden connects, and checks their answers.
-    pub(super) fn look_at_forbidden_connects(&mut self) -> Result<(), Violation> {
+    pub(super) fn advance_forbidden_connects(&mut self) -> Result<(), Violation> {
         let (net, associations) = (&self.net, &self.associations);
         let mut wrong = None;
         self.forbidden_connects.retain_mut(|one| {

@@ -1,6 +1,6 @@
 //! The turns of hosts: what they send and receive, and how they lose associations.
 
-use super::association::{AdminQuestion, AssociationStep, FenceStep, HostAssociation, IoQuestion};
+use super::association::{AdminCommand, AssociationStep, FenceStep, HostAssociation, IoCommand};
 use super::disk::stamp_of;
 use super::fence::RetryPolicy;
 use super::queue::Received;
@@ -30,7 +30,7 @@ impl NvmeTargetWorld {
         // One that sends nothing by itself has a turn only for its Keep Alive: turns of idle
         // associations were most of the steps of a run.
         let is_busy = match one.step {
-            AssociationStep::WantsQueue => true,
+            AssociationStep::NeedsQueue => true,
             AssociationStep::Ready => !self.resting,
             _ => false,
         };
@@ -44,14 +44,14 @@ impl NvmeTargetWorld {
         if !self.associations[number].is_active() {
             return Ok(());
         }
-        if self.associations[number].step == AssociationStep::WantsQueue {
+        if self.associations[number].step == AssociationStep::NeedsQueue {
             self.connect_io(number);
         }
         let (now, keep_alive) = (self.now, self.hosts[self.associations[number].host].keep_alive);
         let one = &mut self.associations[number];
         if one.keep_alive_at <= now {
             one.keep_alive_at = now + Nanos(keep_alive.0 / 2);
-            one.ask(AdminQuestion::KeepAlive);
+            one.send_admin(AdminCommand::KeepAlive);
         }
         if self.associations[number].step == AssociationStep::Ready && !self.resting {
             self.send_requests(number);
@@ -105,16 +105,16 @@ impl NvmeTargetWorld {
     /// the answer came.
     fn may_close(&self, number: usize) -> bool {
         let (one, net) = (&self.associations[number], self.net.borrow());
-        one.was_asked_for || one.queues().any(|queue| net.links[queue.link].faulty)
+        one.may_be_reset || one.queues().any(|queue| net.links[queue.link].faulty)
     }
 
     fn admin_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
         let one = &mut self.associations[number];
-        let question = one.admin_questions.remove(&completion.id);
-        let question = question.ok_or_else(|| format!("an answer to no command: {completion:?}"))?;
-        match question {
-            AdminQuestion::Reset(victim) => return self.reset_answer(number, victim, completion),
-            AdminQuestion::ForbiddenReset(victim) if completion.status.is_ok() => {
+        let sent = one.admin_commands.remove(&completion.id);
+        let sent = sent.ok_or_else(|| format!("an answer to no command: {completion:?}"))?;
+        match sent {
+            AdminCommand::Reset(victim) => return self.reset_answer(number, victim, completion),
+            AdminCommand::ForbiddenReset(victim) if completion.status.is_ok() => {
                 return self.forbidden_reset_answer(number, victim);
             }
             _ => {}
@@ -123,31 +123,31 @@ impl NvmeTargetWorld {
             // The controller is about to end.
             return Ok(());
         }
-        match question {
-            AdminQuestion::Connect => {
+        match sent {
+            AdminCommand::Connect => {
                 one.controller = completion.result as u16;
                 one.keep_alive_at = self.now;
-                one.ask(AdminQuestion::Enable);
+                one.send_admin(AdminCommand::Enable);
             }
-            AdminQuestion::Enable => one.ask(AdminQuestion::Status),
-            AdminQuestion::Status if completion.result & 1 == 1 => one.ask(AdminQuestion::Identify),
-            AdminQuestion::Status => one.ask(AdminQuestion::Status),
-            AdminQuestion::Mask => {
-                one.ask(AdminQuestion::Event);
-                one.step = AssociationStep::WantsQueue;
+            AdminCommand::Enable => one.send_admin(AdminCommand::Status),
+            AdminCommand::Status if completion.result & 1 == 1 => one.send_admin(AdminCommand::Identify),
+            AdminCommand::Status => one.send_admin(AdminCommand::Status),
+            AdminCommand::Mask => {
+                one.send_admin(AdminCommand::Event);
+                one.step = AssociationStep::NeedsQueue;
             }
-            AdminQuestion::Event => {
+            AdminCommand::Event => {
                 self.counts.events += 1;
                 one.read_page((completion.result >> 16) as u8);
-                one.ask(AdminQuestion::Event);
+                one.send_admin(AdminCommand::Event);
             }
-            AdminQuestion::Shutdown => one.ask(AdminQuestion::ShutdownStatus),
-            AdminQuestion::ShutdownStatus if completion.result >> 2 & 3 == 2 => {
+            AdminCommand::Shutdown => one.send_admin(AdminCommand::ShutdownStatus),
+            AdminCommand::ShutdownStatus if completion.result >> 2 & 3 == 2 => {
                 self.counts.shutdowns += 1;
                 self.lose(number, "it is shut down");
                 self.fenced(number, true);
             }
-            AdminQuestion::ShutdownStatus => one.ask(AdminQuestion::ShutdownStatus),
+            AdminCommand::ShutdownStatus => one.send_admin(AdminCommand::ShutdownStatus),
             _ => {}
         }
         Ok(())
@@ -155,19 +155,19 @@ impl NvmeTargetWorld {
 
     fn admin_data(&mut self, number: usize, id: u16, data: &[u8]) -> Result<(), Violation> {
         let one = &mut self.associations[number];
-        match one.admin_questions.remove(&id) {
-            Some(AdminQuestion::Identify) => {
+        match one.admin_commands.remove(&id) {
+            Some(AdminCommand::Identify) => {
                 let bytes = data.try_into().map_err(|_| "Identify without 4096 bytes")?;
                 let can = FenceCapabilities::decode(bytes);
                 (one.instance, one.quiesce) = (can.instance, Nanos::from_millis(can.quiesce_time_ms.into()));
-                one.ask(AdminQuestion::Mask);
+                one.send_admin(AdminCommand::Mask);
             }
-            Some(AdminQuestion::ResetLog) => {
+            Some(AdminCommand::ResetLog) => {
                 for entry in decode_cross_controller_reset_log(data) {
                     let is_done = entry.status == CrossControllerResetStatus::Succeeded;
                     let victim = self.associations.iter().position(|one| {
                         let instance = one.instance.map(|instance| (instance.id, instance.uniquifier));
-                        one.fence == FenceStep::Asked(number)
+                        one.fence == FenceStep::ResetBy(number)
                             && one.step == AssociationStep::Lost
                             && instance == Some((entry.impacted, entry.uniquifier))
                     });
@@ -177,7 +177,7 @@ impl NvmeTargetWorld {
                     }
                 }
             }
-            Some(AdminQuestion::Page) => {}
+            Some(AdminCommand::Page) => {}
             other => return Err(format!("data for {other:?}")),
         }
         Ok(())
@@ -204,12 +204,12 @@ impl NvmeTargetWorld {
                 if self.associations[victim].is_active() {
                     self.lose(victim, "another association resets it");
                 }
-                let is_credulous =
+                let believes_early =
                     self.hosts[self.associations[victim].host].policy == RetryPolicy::EarlyReset;
-                if is_credulous && self.associations[victim].step == AssociationStep::Lost {
+                if believes_early && self.associations[victim].step == AssociationStep::Lost {
                     self.fenced(victim, true);
                 } else {
-                    self.associations[victim].fence = FenceStep::Asked(number);
+                    self.associations[victim].fence = FenceStep::ResetBy(number);
                 }
             }
             (false, _) if self.associations[victim].step == AssociationStep::Lost => {
@@ -223,19 +223,19 @@ impl NvmeTargetWorld {
     fn io_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
         let one = &mut self.associations[number];
         let host = one.host;
-        let question = one.io_questions.remove(&completion.id);
+        let sent = one.io_commands.remove(&completion.id);
         let is_done = completion.status.is_ok();
-        match question.ok_or_else(|| format!("an answer to no command: {completion:?}"))? {
-            IoQuestion::Connect if is_done => one.step = AssociationStep::Ready,
+        match sent.ok_or_else(|| format!("an answer to no command: {completion:?}"))? {
+            IoCommand::Connect if is_done => one.step = AssociationStep::Ready,
             // The controller is about to end.
-            IoQuestion::Connect => {}
-            IoQuestion::Write { block, stamp } => {
+            IoCommand::Connect => {}
+            IoCommand::Write { block, stamp } => {
                 self.counts.requests += 1;
                 self.counts.inaccessible += u64::from(completion.status == NvmeStatus::ANA_INACCESSIBLE);
                 let mut disk = lock_mutex(&self.disk);
                 self.hosts[host].blocks[block].written(stamp, is_done, &mut disk);
             }
-            IoQuestion::Read { block, .. } => {
+            IoCommand::Read { block, .. } => {
                 self.counts.requests += 1;
                 self.hosts[host].blocks[block].is_busy = false;
             }
@@ -245,7 +245,7 @@ impl NvmeTargetWorld {
 
     fn io_data(&mut self, number: usize, id: u16, data: &[u8]) -> Result<(), Violation> {
         let one = &mut self.associations[number];
-        let Some(IoQuestion::Read { block, allowed }) = one.io_questions.remove(&id) else {
+        let Some(IoCommand::Read { block, allowed }) = one.io_commands.remove(&id) else {
             return Err("data for no read".into());
         };
         (self.counts.requests, self.counts.compared) = (self.counts.requests + 1, self.counts.compared + 1);
@@ -257,7 +257,7 @@ impl NvmeTargetWorld {
         if let Some(io) = self.connect_queue(host, 1, controller, 0) {
             let one = &mut self.associations[number];
             one.io = Some(io);
-            one.io_questions.insert(1, IoQuestion::Connect);
+            one.io_commands.insert(1, IoCommand::Connect);
             one.step = AssociationStep::ConnectingQueue;
         }
     }
@@ -265,7 +265,7 @@ impl NvmeTargetWorld {
     fn send_requests(&mut self, number: usize) {
         let host = self.associations[number].host;
         for _ in 0..self.work.below(3) {
-            if self.associations[number].io_questions.len() >= self.depth {
+            if self.associations[number].io_commands.len() >= self.depth {
                 return;
             }
             let all = &self.hosts[host].blocks;
@@ -284,10 +284,10 @@ impl NvmeTargetWorld {
         if is_write && model.may_write() {
             let stamp = one.next_stamp(number);
             model.write(stamp);
-            one.request(at, IoQuestion::Write { block, stamp });
+            one.request(at, IoCommand::Write { block, stamp });
         } else if !is_write && !model.is_busy {
             let allowed = model.read();
-            one.request(at, IoQuestion::Read { block, allowed });
+            one.request(at, IoCommand::Read { block, allowed });
         }
     }
 
@@ -333,7 +333,7 @@ impl NvmeTargetWorld {
                 if let Some(io) = one.io.take() {
                     self.net.borrow_mut().leave(io.link, false, false);
                 }
-                one.ask(AdminQuestion::Shutdown);
+                one.send_admin(AdminCommand::Shutdown);
                 self.say(format!("association {number} shuts down"));
             }
             6 if loses => self.reset_another(number),
@@ -361,7 +361,7 @@ impl NvmeTargetWorld {
             let Some(instance) = self.associations[victim].instance else { return };
             self.say(format!("association {source} resets {victim}, which works"));
             self.associations[source].ask_reset(victim, instance);
-            self.associations[victim].was_asked_for = true;
+            self.associations[victim].may_be_reset = true;
         }
     }
 }

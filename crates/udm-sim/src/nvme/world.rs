@@ -252,8 +252,8 @@ impl NvmeTargetWorld {
             self.set_ana_state(AnaState::Optimized);
         }
         self.connect_hosts();
-        self.look_at_fences()?;
-        self.look_at_forbidden_connects()?;
+        self.advance_fences()?;
+        self.advance_forbidden_connects()?;
         let mut next = self.ana_until.min(self.next_fence());
         for core in &self.cores {
             next = next.min(core.outside.borrow_mut().go_on());

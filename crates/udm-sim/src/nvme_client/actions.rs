@@ -27,7 +27,7 @@ impl NvmeClientWorld {
         let phase = lock_front_end_state(&self.machine.shared).phase;
         if phase != WorkloadPhase::Work
             || self.machine.calm
-            || !self.machine.control.one_in(self.machine.rough)
+            || !self.machine.control.one_in(self.machine.fault_interval)
         {
             return Ok(());
         }
@@ -36,9 +36,9 @@ impl NvmeClientWorld {
         let t = self.machine.control.below(self.targets.len() as u64) as usize;
         match self.machine.control.below(20) {
             0..2 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Stopped),
-            2..5 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Hole),
+            2..5 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Unreachable),
             5 if has(DisturbanceClass::Paths) => self.trouble(t, TargetAvailability::Refuses),
-            6 if has(DisturbanceClass::Paths) => self.trouble(t, TargetAvailability::Mute),
+            6 if has(DisturbanceClass::Paths) => self.trouble(t, TargetAvailability::Silent),
             7 if has(DisturbanceClass::Limits) && self.machine.control.one_in(2) => {
                 self.kill(t);
                 self.trouble(t, TargetAvailability::Other);
@@ -48,8 +48,8 @@ impl NvmeClientWorld {
                 let mode = self.machine.control.pick(&[
                     TargetAvailability::Up,
                     TargetAvailability::Refuses,
-                    TargetAvailability::Mute,
-                    TargetAvailability::Hole,
+                    TargetAvailability::Silent,
+                    TargetAvailability::Unreachable,
                 ]);
                 self.trouble(t, mode);
             }
@@ -73,7 +73,9 @@ impl NvmeClientWorld {
         let namespace = &self.namespaces[self.targets[t].namespace];
         let target = &mut self.targets[t];
         let mode = match (&target.own, mode) {
-            (Some(_), TargetAvailability::Mute | TargetAvailability::Other) => TargetAvailability::Hole,
+            (Some(_), TargetAvailability::Silent | TargetAvailability::Other) => {
+                TargetAvailability::Unreachable
+            }
             (_, mode) => mode,
         };
         if target.mode != TargetAvailability::Up {
@@ -96,9 +98,9 @@ impl NvmeClientWorld {
         let counted = match mode {
             TargetAvailability::Up => return,
             TargetAvailability::Stopped => &mut self.counts.stopped,
-            TargetAvailability::Hole => &mut self.counts.holes,
-            TargetAvailability::Refuses => &mut self.counts.deaf,
-            TargetAvailability::Mute => &mut self.counts.mute,
+            TargetAvailability::Unreachable => &mut self.counts.unreachable,
+            TargetAvailability::Refuses => &mut self.counts.refusing,
+            TargetAvailability::Silent => &mut self.counts.silent,
             TargetAvailability::Other => &mut self.counts.others,
         };
         *counted += 1;
@@ -240,8 +242,8 @@ impl NvmeClientWorld {
     }
 
     /// Accepts or refuses the connects that are due, according to the mode of their target.
-    pub(super) fn take_calls(&mut self) {
-        for (link, due) in std::mem::take(&mut self.machine.callers) {
+    pub(super) fn accept_connects(&mut self) {
+        for (link, due) in std::mem::take(&mut self.machine.pending_connects) {
             let net = self.machine.net.clone();
             let mut net = net.borrow_mut();
             let t = net.links[link].to;
@@ -249,9 +251,9 @@ impl NvmeClientWorld {
                 continue;
             }
             let mode = self.targets[t].mode;
-            if due > self.machine.now || mode == TargetAvailability::Hole {
-                let due = if mode == TargetAvailability::Hole { self.targets[t].until } else { due };
-                self.machine.callers.push((link, due));
+            if due > self.machine.now || mode == TargetAvailability::Unreachable {
+                let due = if mode == TargetAvailability::Unreachable { self.targets[t].until } else { due };
+                self.machine.pending_connects.push((link, due));
                 continue;
             }
             let is_lost = !self.machine.calm && net.fails > 0 && self.machine.chance.one_in(20);
@@ -285,7 +287,7 @@ impl NvmeClientWorld {
             hangs: often(DisturbanceClass::Hang, &[0, 20, 100, 300]),
             errors: often(DisturbanceClass::Errors, &[0, 10, 50, 300]),
             early: often(DisturbanceClass::Errors, &[0, 0, 4, 60]),
-            lies: often(DisturbanceClass::Nonsense, &[0, 0, 20, 100, 500]),
+            violations: often(DisturbanceClass::Nonsense, &[0, 0, 20, 100, 500]),
             closes: often(DisturbanceClass::Lost, &[0, 0, 50, 500]),
             refusals: often(DisturbanceClass::Errors, &[0, 0, 2, 8]),
             piece: match without.has(DisturbanceClass::Cuts) {
@@ -295,7 +297,7 @@ impl NvmeClientWorld {
                 false => c.pick(&[16, 1024, 64 << 10, 64 << 10, 1 << 20]),
             },
             latency: target.latency,
-            mute: target.mode == TargetAvailability::Mute,
+            silent: target.mode == TargetAvailability::Silent,
             notices_close: without.has(DisturbanceClass::Late) || c.one_in(2),
             loses_close: !calm && !without.has(DisturbanceClass::Stalls) && c.one_in(3),
         }

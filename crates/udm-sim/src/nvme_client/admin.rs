@@ -162,8 +162,8 @@ impl ControllerConn {
     ) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {command:?}: {why}", self.link));
         let id = command.id();
-        if self.is_drawn(self.behavior.lies, a) {
-            self.lie(a);
+        if self.is_drawn(self.behavior.violations, a) {
+            self.note_violation(a);
             // A completion of no command, and no other one.
             self.complete(id, 0, NvmeStatus::SUCCESS);
             let bad = response(FREE_ID, 0, NvmeStatus::SUCCESS, &self.limits);

@@ -36,7 +36,7 @@ pub(super) enum ConnStage {
 }
 
 /// An I/O command at the disk of a target.
-pub(super) struct StoredJob {
+pub(super) struct DiskCommand {
     pub(super) link: usize,
     pub(super) controller: usize,
     pub(super) id: u16,
@@ -83,9 +83,9 @@ pub(super) struct ControllerConn {
     /// Earliest time of the next turn.
     pub(super) next: Nanos,
     /// The target has sent something for which a host must end the association.
-    pub(super) lied: bool,
+    pub(super) has_violated: bool,
     /// Time at which the host has received it.
-    pub(super) lie_received: Option<Nanos>,
+    pub(super) violation_received: Option<Nanos>,
 }
 
 /// The parts of the world that a connection uses.
@@ -145,8 +145,8 @@ impl ControllerConn {
             out: VecDeque::new(),
             closing: false,
             next: now,
-            lied: false,
-            lie_received: None,
+            has_violated: false,
+            violation_received: None,
         }
     }
 
@@ -261,7 +261,7 @@ impl ControllerConn {
     }
 
     fn take_in(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
-        if self.behavior.mute || self.closing {
+        if self.behavior.silent || self.closing {
             self.input.clear();
             return Ok(());
         }
@@ -309,15 +309,15 @@ impl ControllerConn {
         self.limits.data_digest = request.data_digest;
         self.h2c_max = a.target.description.h2c_max;
         self.limits.data_max = self.h2c_max;
-        let lies = self.is_drawn(self.behavior.lies * 4, a);
+        let violations = self.is_drawn(self.behavior.violations * 4, a);
         let response = InitializeResponse {
             controller_alignment: 0,
             header_digest: request.header_digest,
-            data_digest: request.data_digest != lies,
+            data_digest: request.data_digest != violations,
             max_h2c_data: self.h2c_max,
         };
-        if lies {
-            self.lie(a);
+        if violations {
+            self.note_violation(a);
         }
         self.out.extend(response.encode());
         self.stage = ConnStage::Connecting;
@@ -350,9 +350,9 @@ impl ControllerConn {
     }
 
     /// Records that the target violates the protocol.
-    pub(super) fn lie(&mut self, a: &mut ConnContext<'_>) {
-        self.lied = true;
-        a.counts.lies += 1;
+    pub(super) fn note_violation(&mut self, a: &mut ConnContext<'_>) {
+        self.has_violated = true;
+        a.counts.violations += 1;
         a.trouble();
         a.shared.say(format!("connection {}: a violation of the protocol", self.link));
     }

@@ -128,13 +128,13 @@ impl NvmeClientWorld {
             return Ok(());
         }
         let (now, net) = (self.machine.now, self.machine.net.borrow());
-        for conn in self.conns.iter_mut().filter(|conn| conn.lied && !conn.is_over()) {
+        for conn in self.conns.iter_mut().filter(|conn| conn.has_violated && !conn.is_over()) {
             let link = &net.links[conn.link];
             if link.shut || link.half_shut || link.broken {
                 continue;
             }
-            match conn.lie_received {
-                None if conn.has_delivered(&net) => conn.lie_received = Some(now),
+            match conn.violation_received {
+                None if conn.has_delivered(&net) => conn.violation_received = Some(now),
                 Some(at) if now.since(at) > REACTION_TIME => {
                     return Err(format!(
                         "connection {} goes on, though its target violated the protocol",

@@ -42,7 +42,7 @@ counts! {
         /// Parts of writes that targets asked for.
         pub transfers: u64,
         /// Violations of the protocol.
-        pub lies: u64,
+        pub violations: u64,
         /// Bits that were flipped on the way to or from udm's own target.
         pub flipped: u64,
         /// Connections that a target closed.
@@ -62,11 +62,11 @@ counts! {
         /// Targets that were stopped.
         pub stopped: u64,
         /// Targets that were cut off.
-        pub holes: u64,
+        pub unreachable: u64,
         /// Targets that refused connections.
-        pub deaf: u64,
+        pub refusing: u64,
         /// Targets that accepted connections and were silent.
-        pub mute: u64,
+        pub silent: u64,
         /// Targets that returned with another namespace.
         pub others: u64,
         /// Targets that were killed.
@@ -109,7 +109,7 @@ impl NvmeClientCounts {
             ("errors", Class::Errors, self.refused),
             ("writes refused early", Class::Errors, self.early),
             ("queues refused", Class::Errors, self.refused_queues),
-            ("violations", Class::Nonsense, self.lies),
+            ("violations", Class::Nonsense, self.violations),
             ("flipped bits", Class::Nonsense, self.flipped),
             ("timers expired", Class::Stalls, self.expired),
             ("late writes", Class::Late, self.landed),
@@ -118,9 +118,9 @@ impl NvmeClientCounts {
             ("resets by a model target", Class::Stalls, self.model_resets),
             ("resets refused", Class::Stalls, self.refused_resets),
             ("targets stopped", Class::Stalls, self.stopped),
-            ("targets cut off", Class::Stalls, self.holes),
-            ("targets that refuse", Class::Paths, self.deaf),
-            ("mute targets", Class::Paths, self.mute),
+            ("targets cut off", Class::Stalls, self.unreachable),
+            ("targets that refuse", Class::Paths, self.refusing),
+            ("silent targets", Class::Paths, self.silent),
             ("other namespaces", Class::Limits, self.others),
             ("namespaces grown", Class::Limits, self.grown),
             ("targets killed", Class::Paths, self.killed),

@@ -1,6 +1,6 @@
 //! The commands of an I/O queue: their checks, the data of writes, and their execution at the disk.
 
-use super::conn::{ConnContext, ControllerConn, PendingWrite, StoredJob};
+use super::conn::{ConnContext, ControllerConn, DiskCommand, PendingWrite};
 use super::controllers::NOTICE_TIME;
 use super::pdus::{ForgedSubject, PduSequence, bytes_of, data_answer, forge, ready_to_transfer, response};
 use super::target::AnaReport;
@@ -43,7 +43,7 @@ impl ControllerConn {
         match command.data_pointer() {
             // Data that the controller asks for.
             DataPointer::Transport { len } if is_sent && data.is_empty() && len > 0 => {
-                if !self.lied && self.is_drawn(self.behavior.early, a) {
+                if !self.has_violated && self.is_drawn(self.behavior.early, a) {
                     a.counts.early += 1;
                     self.refuse(command.id(), a);
                     return Ok(());
@@ -110,7 +110,7 @@ impl ControllerConn {
         let wrong = |why: &str| Err(format!("connection {}: {head:?}: {why}", self.link));
         let Some(write) = self.writes.get_mut(&head.command) else {
             // The host follows an R2T that violates the protocol.
-            return if self.lied { Ok(()) } else { wrong("data of no write") };
+            return if self.has_violated { Ok(()) } else { wrong("data of no write") };
         };
         let Some((asked, have)) = &mut write.transfer else { return wrong("data that was not asked for") };
         if head.tag != asked.tag || head.offset != asked.offset + *have || head.len != header.data_len {
@@ -184,7 +184,7 @@ impl ControllerConn {
         }
         let due = a.now + hang + Nanos(a.chance.span(self.behavior.latency));
         let is_durable = is_durable || !a.namespace.write_cache;
-        a.target.jobs.push(StoredJob {
+        a.target.jobs.push(DiskCommand {
             link: self.link,
             controller,
             id,
@@ -226,7 +226,7 @@ impl ControllerConn {
     }
 
     /// Executes a command at the disk, and answers it. Its connection is this one.
-    pub(super) fn carry_out(&mut self, job: &StoredJob, disk: &mut ServerDisk, a: &mut ConnContext<'_>) {
+    pub(super) fn carry_out(&mut self, job: &DiskCommand, disk: &mut ServerDisk, a: &mut ConnContext<'_>) {
         let args = [u64::from(job.id), self.link as u64, 0, 0];
         a.shared.trace.add(a.now, NO_CORE, TraceEventKind::Answered, args);
         if !is_usable(a.target.ana) {
@@ -252,8 +252,8 @@ impl ControllerConn {
         if fails {
             return self.refuse(job.id, a);
         }
-        if self.is_drawn(self.behavior.lies, a) {
-            self.lie(a);
+        if self.is_drawn(self.behavior.violations, a) {
+            self.note_violation(a);
             let reads = bytes_of(&stamps);
             let subject = ForgedSubject { id: job.id, reads: &reads };
             let lie = forge(&subject, &self.limits, a.chance);

@@ -1,7 +1,7 @@
 //! Which controller has each write. A write may be at two controllers only if the first one can
 //! execute it no more.
 
-use super::conn::StoredJob;
+use super::conn::DiskCommand;
 use crate::model::Violation;
 use crate::remote_disk::model::RemoteDiskModel;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ impl SentWrites {
     ///
     /// # Errors
     /// The write was sent elsewhere, or has completed.
-    pub(super) fn check_late(&self, job: &StoredJob, model: &RemoteDiskModel) -> Result<(), Violation> {
+    pub(super) fn check_late(&self, job: &DiskCommand, model: &RemoteDiskModel) -> Result<(), Violation> {
         let Some(stamp) = job.stamps.first() else { return Ok(()) };
         let (request, had) = (request_of(*stamp), job.controller);
         match (model.submitted_at(request), self.controllers.get(stamp)) {

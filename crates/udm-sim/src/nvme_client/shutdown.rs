@@ -51,11 +51,11 @@ impl RemoteDiskWorld for NvmeClientWorld {
     /// namespace.
     fn check_idle(&mut self) -> Result<(), Violation> {
         // Associations that were lost a moment ago are made again first.
-        self.machine.alone_until = Some(self.machine.now + RECONNECT_MAX);
-        self.step_until("a quiet time", |world| world.machine.alone_until.is_none())?;
+        self.machine.idle_until = Some(self.machine.now + RECONNECT_MAX);
+        self.step_until("a quiet time", |world| world.machine.idle_until.is_none())?;
         let (from, until) = (self.machine.turns, self.machine.now + Nanos(self.kato().0 * ALONE_TIMEOUTS));
-        self.machine.alone_until = Some(until);
-        self.step_until("nothing", |world| world.machine.alone_until.is_none())?;
+        self.machine.idle_until = Some(until);
+        self.step_until("nothing", |world| world.machine.idle_until.is_none())?;
         let (turns, paths) =
             (self.machine.turns - from, (self.targets.len() * (self.machine.cores.len() + 1)) as u64);
         // If udm checks paths, it continues to do so.

@@ -1,6 +1,6 @@
 //! A simulated target, which is a path to a namespace, and its controllers.
 
-use super::conn::StoredJob;
+use super::conn::DiskCommand;
 use super::description::{ControllerDescription, NamespaceDescription};
 use super::own_target::OwnTarget;
 use super::resets::SimReset;
@@ -17,11 +17,11 @@ pub(super) enum TargetAvailability {
     /// The target is stopped, as by SIGSTOP. Its system still accepts connections and bytes.
     Stopped,
     /// The network delivers nothing to and from the target, connects included.
-    Hole,
+    Unreachable,
     /// The target refuses connections.
     Refuses,
     /// The target accepts connections and sends nothing.
-    Mute,
+    Silent,
     /// The target has returned with another namespace.
     Other,
 }
@@ -35,7 +35,7 @@ pub(super) struct ConnBehavior {
     /// Writes that are refused before their data has come.
     pub(super) early: u64,
     /// PDUs that violate the protocol.
-    pub(super) lies: u64,
+    pub(super) violations: u64,
     /// Connections that are closed within an answer.
     pub(super) closes: u64,
     /// I/O queues that are refused.
@@ -45,7 +45,7 @@ pub(super) struct ConnBehavior {
     /// Mean time of a command, in ns.
     pub(super) latency: u64,
     /// The target never sends anything.
-    pub(super) mute: bool,
+    pub(super) silent: bool,
     /// The target learns that the host has closed the connection. If not, as after a lost RST, only
     /// the keep-alive timer ends the controller.
     pub(super) notices_close: bool,
@@ -220,7 +220,7 @@ pub(super) struct SimTarget {
     /// Since when writes of its path wait, though all lost controllers are fenced.
     pub(super) stalled_since: Option<Nanos>,
     /// Commands at the disk.
-    pub(super) jobs: Vec<StoredJob>,
+    pub(super) jobs: Vec<DiskCommand>,
     /// Mean time of a command, in ns.
     pub(super) latency: u64,
     /// The time that commands need after the end of a controller.
@@ -238,7 +238,7 @@ impl SimTarget {
 
     /// True if the target moves bytes now.
     pub(super) fn is_awake(&self) -> bool {
-        !matches!(self.mode, TargetAvailability::Stopped | TargetAvailability::Hole)
+        !matches!(self.mode, TargetAvailability::Stopped | TargetAvailability::Unreachable)
     }
 
     /// A controller has ended. Its commands at the disk are dropped, or land within the quiesce

@@ -45,7 +45,7 @@ impl NvmeClientWorld {
         }
         lock_front_end_state(&self.machine.shared).step = self.machine.step;
         self.disturb()?;
-        self.take_calls();
+        self.accept_connects();
         self.look_at_controllers();
         self.check_hosts()?;
         let mut next = self.machine.advance_rings();
@@ -67,7 +67,7 @@ impl NvmeClientWorld {
             }
         }
         for (w, wire) in self.wires.iter().enumerate() {
-            if self.targets[wire.target].mode != TargetAvailability::Hole {
+            if self.targets[wire.target].mode != TargetAvailability::Unreachable {
                 add(wire.reason(&self.machine.net.borrow()), TurnCandidate::Wire(w), &mut next);
             }
         }
@@ -100,13 +100,13 @@ impl NvmeClientWorld {
     /// Advances the clock to the next event.
     fn jump(&mut self, next: Nanos) -> Result<(), Violation> {
         let times = self.targets.iter().flat_map(|target| [target.until, target.ana_until]);
-        let times = times.chain(self.machine.callers.iter().map(|(_, due)| *due));
+        let times = times.chain(self.machine.pending_connects.iter().map(|(_, due)| *due));
         let next = times.filter(|at| *at > self.machine.now).fold(next, Nanos::min);
         let next = next.min(self.next_timer());
-        if let Some(alone) = self.machine.alone_until
+        if let Some(alone) = self.machine.idle_until
             && next > alone
         {
-            (self.machine.now, self.machine.alone_until) = (self.machine.now.max(alone), None);
+            (self.machine.now, self.machine.idle_until) = (self.machine.now.max(alone), None);
             return Ok(());
         }
         // While front ends work, a fault may occur at any time.
@@ -118,7 +118,7 @@ impl NvmeClientWorld {
         }
         self.machine.jump_to(next);
         // If requests do not progress by themselves, the world acts as an administrator.
-        if !working && self.machine.alone_until.is_none() {
+        if !working && self.machine.idle_until.is_none() {
             let oldest = lock_front_end_state(&self.machine.shared).model.oldest_at();
             if oldest.is_some_and(|at| self.machine.now.since(at) > STUCK_AFTER) {
                 self.reinstate_all()?;
@@ -139,7 +139,7 @@ impl NvmeClientWorld {
             self.counts.connects += 1;
             self.machine.say(format!("core {c} calls t{target}: connection {link}"));
             let due = self.machine.now + Nanos(1 + self.machine.chance.span(self.targets[target].latency));
-            self.machine.callers.push((link, due));
+            self.machine.pending_connects.push((link, due));
         }
         self.read_log()?;
         self.machine.check_memory(self.memory_max())

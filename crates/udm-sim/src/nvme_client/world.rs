@@ -100,7 +100,7 @@ impl NvmeClientWorld {
             paths: targets.len(),
             letter: 't',
             net,
-            rough: [100, 400, 1500],
+            fault_interval: [100, 400, 1500],
             log: "udm_backends::nvme",
         };
         let machine = RemoteDiskMachine::new(plan, settings, &mut build)?;

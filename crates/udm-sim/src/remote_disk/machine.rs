@@ -46,7 +46,7 @@ pub(crate) struct MachineSettings {
     pub(crate) letter: char,
     pub(crate) net: SimNetwork,
     /// Average numbers of steps between faults, of which one is drawn.
-    pub(crate) rough: [u64; 3],
+    pub(crate) fault_interval: [u64; 3],
     /// Module whose log is captured.
     pub(crate) log: &'static str,
 }
@@ -64,7 +64,7 @@ pub(crate) struct RemoteDiskMachine {
     letter: char,
     pub(crate) devices: Vec<DeviceOverRemoteDisk>,
     /// Connects that wait for their server, with their time.
-    pub(crate) callers: Vec<(usize, Nanos)>,
+    pub(crate) pending_connects: Vec<(usize, Nanos)>,
     /// Number of connections that were seen.
     pub(crate) seen: usize,
     /// By server: the lines about its loss since its last connection.
@@ -82,9 +82,9 @@ pub(crate) struct RemoteDiskMachine {
     /// Nothing fails any more.
     pub(crate) calm: bool,
     /// End of the idle time at quiescence. Cleared when no event is left before it.
-    pub(crate) alone_until: Option<Nanos>,
+    pub(crate) idle_until: Option<Nanos>,
     /// Average number of steps between faults.
-    pub(crate) rough: u64,
+    pub(crate) fault_interval: u64,
     pub(crate) turns: u64,
     /// Time at which the last turn of a core ended, without its CPU time.
     pub(crate) ended_turn: Nanos,
@@ -127,7 +127,7 @@ impl RemoteDiskMachine {
             paths: Vec::new(),
             letter: settings.letter,
             devices: Vec::new(),
-            callers: Vec::new(),
+            pending_connects: Vec::new(),
             seen: 0,
             down: vec![BTreeSet::new(); settings.paths],
             topic: DeviceId::new(),
@@ -139,8 +139,8 @@ impl RemoteDiskMachine {
             moved_at: 0,
             rest_at: 500 + build.span(1500),
             calm: true,
-            alone_until: None,
-            rough: build.pick(&settings.rough),
+            idle_until: None,
+            fault_interval: build.pick(&settings.fault_interval),
             turns: 0,
             ended_turn: Nanos(0),
             lost: 0,

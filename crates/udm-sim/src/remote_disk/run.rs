@@ -118,7 +118,7 @@ pub(crate) trait RemoteDiskWorld: Sized {
         self.calm_servers();
         let machine = self.machine_mut();
         let now = machine.now;
-        machine.callers.iter_mut().for_each(|(_, due)| *due = now);
+        machine.pending_connects.iter_mut().for_each(|(_, due)| *due = now);
     }
 
     /// Stops faults and waits until nothing is in flight. Then lets udm idle for a while, and reads
