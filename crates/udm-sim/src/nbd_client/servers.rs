@@ -89,8 +89,8 @@ pub(super) struct ServerBehavior {
     pub(super) piece: u64,
     /// Mean time of a request, in ns.
     pub(super) latency: u64,
-    /// One of this many requests hangs. `errors`, `violations` and `closes` are the same for errors,
-    /// invalid replies and closed connections. 0 means none.
+    /// One of this many requests hangs. `errors`, `violations` and `closes` are the same for
+    /// errors, invalid replies and closed connections. 0 means none.
     pub(super) hangs: u64,
     pub(super) errors: u64,
     /// One of this many writes is refused before its data has arrived.

@@ -5,8 +5,8 @@
 //! association in every way (cut off at any byte, silent, shut down with writes in flight), and
 //! repeat its unanswered writes through the other one, as their policy permits: after a
 //! Cross-Controller Reset, a complete shutdown, or a time. Meanwhile ANA states change in storms,
-//! associations reset each other, and hosts ask for what they must not have. The network may deliver
-//! the last bytes of a silent host when its writes were repeated already.
+//! associations reset each other, and hosts ask for what they must not have. The network may
+//! deliver the last bytes of a silent host when its writes were repeated already.
 //!
 //! **The checker.** The disk knows which association each write comes from. After the target has
 //! said that an association is fenced, no write of it may land. A write that a later one of its

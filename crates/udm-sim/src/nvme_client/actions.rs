@@ -34,7 +34,7 @@ impl NvmeClientWorld {
         let without = self.machine.plan.without;
         let has = |class| !without.has(class);
         let t = self.machine.control.below(self.targets.len() as u64) as usize;
-        match self.machine.control.below(20) {
+        match self.machine.control.below(23) {
             0..2 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Stopped),
             2..5 if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::Unreachable),
             5 if has(DisturbanceClass::Paths) => self.trouble(t, TargetAvailability::Refuses),
@@ -63,6 +63,7 @@ impl NvmeClientWorld {
             19 if has(DisturbanceClass::Crash) && self.machine.control.one_in(4) => {
                 self.power_cut(self.targets[t].namespace);
             }
+            20.. if has(DisturbanceClass::Stalls) => self.trouble(t, TargetAvailability::OneWay),
             _ => {}
         }
         Ok(())
@@ -73,9 +74,10 @@ impl NvmeClientWorld {
         let namespace = &self.namespaces[self.targets[t].namespace];
         let target = &mut self.targets[t];
         let mode = match (&target.own, mode) {
-            (Some(_), TargetAvailability::Silent | TargetAvailability::Other) => {
-                TargetAvailability::Unreachable
-            }
+            (
+                Some(_),
+                TargetAvailability::Silent | TargetAvailability::Other | TargetAvailability::OneWay,
+            ) => TargetAvailability::Unreachable,
             (_, mode) => mode,
         };
         if target.mode != TargetAvailability::Up {
@@ -99,6 +101,7 @@ impl NvmeClientWorld {
             TargetAvailability::Up => return,
             TargetAvailability::Stopped => &mut self.counts.stopped,
             TargetAvailability::Unreachable => &mut self.counts.unreachable,
+            TargetAvailability::OneWay => &mut self.counts.one_way,
             TargetAvailability::Refuses => &mut self.counts.refusing,
             TargetAvailability::Silent => &mut self.counts.silent,
             TargetAvailability::Other => &mut self.counts.others,
@@ -119,6 +122,9 @@ impl NvmeClientWorld {
         }
         let target = &mut self.targets[t];
         (target.other, target.until) = (None, Nanos(0));
+        if was == TargetAvailability::OneWay {
+            target.finish_hung(self.machine.now);
+        }
         self.note_trouble(t, &format!("t{t} was {was:?} and is well"));
         let now = self.machine.now;
         self.conns.iter_mut().filter(|conn| conn.target == t).for_each(|conn| conn.next = conn.next.min(now));
@@ -251,8 +257,9 @@ impl NvmeClientWorld {
                 continue;
             }
             let mode = self.targets[t].mode;
-            if due > self.machine.now || mode == TargetAvailability::Unreachable {
-                let due = if mode == TargetAvailability::Unreachable { self.targets[t].until } else { due };
+            let is_cut = matches!(mode, TargetAvailability::Unreachable | TargetAvailability::OneWay);
+            if due > self.machine.now || is_cut {
+                let due = if is_cut { self.targets[t].until } else { due };
                 self.machine.pending_connects.push((link, due));
                 continue;
             }
@@ -287,7 +294,7 @@ impl NvmeClientWorld {
             hangs: often(DisturbanceClass::Hang, &[0, 20, 100, 300]),
             errors: often(DisturbanceClass::Errors, &[0, 10, 50, 300]),
             early: often(DisturbanceClass::Errors, &[0, 0, 4, 60]),
-            violations: often(DisturbanceClass::Nonsense, &[0, 0, 20, 100, 500]),
+            violations: often(DisturbanceClass::Nonsense, &[0, 0, 6, 30, 200]),
             closes: often(DisturbanceClass::Lost, &[0, 0, 50, 500]),
             refusals: often(DisturbanceClass::Errors, &[0, 0, 2, 8]),
             piece: match without.has(DisturbanceClass::Cuts) {

@@ -164,6 +164,13 @@ impl ControllerConn {
         let id = command.id();
         if self.is_drawn(self.behavior.violations, a) {
             self.note_violation(a);
+            if self.limits.header_digest && a.chance.one_in(2) {
+                // A good completion, except for its digest.
+                let mut bad = response(id, 0, NvmeStatus::SUCCESS, &self.limits);
+                bad[9] ^= 1;
+                self.answer(id, PduSequence::from([bad]));
+                return Ok(());
+            }
             // A completion of no command, and no other one.
             self.complete(id, 0, NvmeStatus::SUCCESS);
             let bad = response(FREE_ID, 0, NvmeStatus::SUCCESS, &self.limits);

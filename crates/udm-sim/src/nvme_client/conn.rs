@@ -5,7 +5,7 @@ use super::counts::NvmeClientCounts;
 use super::description::NamespaceDescription;
 use super::pdus::PduSequence;
 use super::sent_writes::SentWrites;
-use super::target::{ConnBehavior, SimController, SimTarget};
+use super::target::{ConnBehavior, SimController, SimTarget, TargetAvailability};
 use crate::model::Violation;
 use crate::nbd::net::SimNetwork;
 use crate::remote_disk::shared::FrontEndSharedState;
@@ -163,9 +163,15 @@ impl ControllerConn {
     }
 
     /// Time of the next turn.
-    pub(super) fn reason(&self, net: &SimNetwork, controllers: &[SimController]) -> Nanos {
+    pub(super) fn reason(
+        &self,
+        net: &SimNetwork,
+        target: &SimTarget,
+        controllers: &[SimController],
+    ) -> Nanos {
         let link = &net.links[self.link];
-        let sends = (!self.out.is_empty() || !self.answers.is_empty()) && link.up.len() < UP_MAX;
+        let has_output = !self.out.is_empty() || !self.answers.is_empty();
+        let sends = has_output && link.up.len() < UP_MAX && target.mode != TargetAvailability::OneWay;
         let notices = (link.shut || link.half_shut) && self.behavior.notices_close;
         let is_ended = self.controller().is_some_and(|controller| controllers[controller].is_over);
         match () {
@@ -286,7 +292,7 @@ impl ControllerConn {
                 if !a.controllers[controller].is_over {
                     a.counts.expired += 1;
                     a.end_controller(controller, "its keep-alive timer has expired");
-                    a.controllers[controller].lose_close(a.now);
+                    a.controllers[controller].lose_close(a.target.mode, a.now);
                 }
                 return Ok(());
             }
@@ -358,6 +364,9 @@ impl ControllerConn {
     }
 
     fn write(&mut self, a: &mut ConnContext<'_>) {
+        if a.target.mode == TargetAvailability::OneWay {
+            return;
+        }
         while self.out.len() < UP_MAX && !self.answers.is_empty() {
             let i = a.chance.below(self.answers.len() as u64) as usize;
             self.out.extend(self.answers[i].pop_front().unwrap_or_default());

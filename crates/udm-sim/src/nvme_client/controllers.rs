@@ -53,7 +53,8 @@ impl NvmeClientWorld {
             if one.look_at_timer(self.machine.now) {
                 self.counts.expired += 1;
                 self.end_controller(number, "its keep-alive timer expires");
-                self.controllers[number].lose_close(self.machine.now);
+                let mode = self.targets[self.controllers[number].target].mode;
+                self.controllers[number].lose_close(mode, self.machine.now);
             } else if !self.controllers[number].resets.is_empty() {
                 self.advance_resets(number);
             }

@@ -63,6 +63,8 @@ counts! {
         pub stopped: u64,
         /// Targets that were cut off.
         pub unreachable: u64,
+        /// Targets of which nothing was delivered.
+        pub one_way: u64,
         /// Targets that refused connections.
         pub refusing: u64,
         /// Targets that accepted connections and were silent.
@@ -119,6 +121,7 @@ impl NvmeClientCounts {
             ("resets refused", Class::Stalls, self.refused_resets),
             ("targets stopped", Class::Stalls, self.stopped),
             ("targets cut off", Class::Stalls, self.unreachable),
+            ("targets whose answers were cut off", Class::Stalls, self.one_way),
             ("targets that refuse", Class::Paths, self.refusing),
             ("silent targets", Class::Paths, self.silent),
             ("other namespaces", Class::Limits, self.others),

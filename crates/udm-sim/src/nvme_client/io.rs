@@ -3,7 +3,7 @@
 use super::conn::{ConnContext, ControllerConn, DiskCommand, PendingWrite};
 use super::controllers::NOTICE_TIME;
 use super::pdus::{ForgedSubject, PduSequence, bytes_of, data_answer, forge, ready_to_transfer, response};
-use super::target::AnaReport;
+use super::target::{AnaReport, TargetAvailability};
 use crate::model::Violation;
 use crate::remote_disk::disk::ServerDisk;
 use crate::stamp;
@@ -182,6 +182,9 @@ impl ControllerConn {
             a.counts.hangs += 1;
             a.trouble();
         }
+        // Without an answer, nobody sees how long it takes: up to the end of the controller.
+        let is_held = a.target.mode == TargetAvailability::OneWay && a.chance.one_in(2);
+        let hang = if is_held { Nanos::NEVER } else { hang };
         let due = a.now + hang + Nanos(a.chance.span(self.behavior.latency));
         let is_durable = is_durable || !a.namespace.write_cache;
         a.target.jobs.push(DiskCommand {

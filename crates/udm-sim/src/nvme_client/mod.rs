@@ -19,7 +19,7 @@
 //!   other, and the world cuts the wires between them, stops the target, and flips bits.
 //!
 //! * `description`, `target`: the other targets and their controllers. `conn`, `admin`, `io`,
-//!   `pdus`: their end of a connection. `resets`: what they do if they are asked to reset each other.
+//!   `pdus`: their end of a connection. `resets`: how they reset each other's controllers.
 //! * `controllers`, `sent_writes`: checks of what the initiator makes of all this.
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters. The network is that
 //!   of the NBD worlds (`nbd::net`, `nbd::kernel`).

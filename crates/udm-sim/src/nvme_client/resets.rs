@@ -1,6 +1,6 @@
 //! Cross-Controller Reset at a model target: it ends the other controller, and reports success when
-//! no command of it is at a disk. It answers late, by an event, or only in the log page; it refuses,
-//! and it fails.
+//! no command of it is at a disk. It answers late, by an event, or only in the log page; it
+//! refuses, and it fails.
 
 use super::conn::{ConnContext, ControllerConn};
 use crate::model::Violation;

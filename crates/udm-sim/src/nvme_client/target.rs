@@ -18,6 +18,8 @@ pub(super) enum TargetAvailability {
     Stopped,
     /// The network delivers nothing to and from the target, connects included.
     Unreachable,
+    /// The network delivers nothing from the target, which receives and executes commands.
+    OneWay,
     /// The target refuses connections.
     Refuses,
     /// The target accepts connections and sends nothing.
@@ -181,8 +183,9 @@ impl SimController {
     }
 
     /// The timer has ended the controller. Perhaps the host does not learn of it.
-    pub(super) fn lose_close(&mut self, now: Nanos) {
-        self.vanished_at = self.loses_close.then_some(now);
+    pub(super) fn lose_close(&mut self, mode: TargetAvailability, now: Nanos) {
+        let is_lost = self.loses_close || mode == TargetAvailability::OneWay;
+        self.vanished_at = is_lost.then_some(now);
     }
 
     /// Time after which the host must have ended an association whose controller has vanished.

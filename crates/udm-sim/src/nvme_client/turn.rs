@@ -62,7 +62,8 @@ impl NvmeClientWorld {
         for (i, conn) in self.conns.iter().enumerate() {
             // A stopped target notices a broken connection only when it continues.
             if self.targets[conn.target].is_awake() {
-                let at = conn.reason(&self.machine.net.borrow(), &self.controllers);
+                let target = &self.targets[conn.target];
+                let at = conn.reason(&self.machine.net.borrow(), target, &self.controllers);
                 add(at, TurnCandidate::Conn(i), &mut next);
             }
         }

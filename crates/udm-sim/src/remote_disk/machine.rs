@@ -1,5 +1,5 @@
-//! What the worlds of clients of remote disks have in common: cores with lanes over a simulated ring
-//! and network, and devices over the lanes.
+//! What the worlds of clients of remote disks have in common: cores with lanes over a simulated
+//! ring and network, and devices over the lanes.
 
 use super::front_end::{LoadProfile, SimFrontEnd};
 use super::model::RemoteDiskModel;

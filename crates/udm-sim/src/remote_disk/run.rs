@@ -42,8 +42,8 @@ pub(crate) trait RemoteDiskWorld: Sized {
         Ok(())
     }
 
-    /// Adds the device of disk `number` with these paths, and resumes it. `is_late` if its paths may
-    /// fail because the world is busy.
+    /// Adds the device of disk `number` with these paths, and resumes it. `is_late` if its paths
+    /// may fail because the world is busy.
     fn add_device(
         &mut self,
         (number, sectors): (usize, u64),
