@@ -42,12 +42,6 @@ macro_rules! nvme_bugs {
             NvmeEventStaysSilent: NvmeClient,
             /// A write is answered when its data has come, before it is at the disk.
             NvmeWriteAnsweredEarly: NvmeClient,
-            /// A write waits for the keep-alive timer of its controller, and not for the quiesce time.
-            NvmeFenceWithoutQuiesce: NvmeClient,
-            /// A write waits for one keep-alive timeout, as if the last Keep Alive had come at the loss.
-            NvmeFenceOneTimeout: NvmeClient,
-            /// A write waits as if only a Keep Alive restarted the timer, and any command does.
-            NvmeFenceTrafficIgnored: NvmeClient,
             /// A Keep Alive without an answer does not end the association.
             NvmeKeepAliveUnwatched: NvmeClient,
             /// Requests are sent in every ANA state.
@@ -60,20 +54,14 @@ macro_rules! nvme_bugs {
             NvmeReauthenticationIgnored: NvmeClient,
             /// Writes wait although the lost controller was reset.
             NvmeResetIgnored: NvmeClient,
-            /// A reset that has failed counts as done.
-            NvmeResetFailureBelieved: NvmeClient,
             /// A reset in progress counts as done.
             NvmeResetInProgressBelieved: NvmeClient,
             /// An initiator does not record the new size of a namespace.
             NvmeResizeIgnored: NvmeClient,
             /// An initiator waits for one event only.
             NvmeEventNotRearmed: NvmeClient,
-            /// A target does not check the digests of headers.
-            NvmeHeaderDigestNotChecked: NvmeClient,
             /// A new size of a namespace raises no event.
             NvmeNamespaceEventNotRaised: NvmeClient,
-            /// An I/O queue executes what it finds after a stop, although its host is given up.
-            NvmeStoppedQueueExecutes: NvmeClient,
             /// A silent host is not given up.
             NvmeKeepAliveNotChecked: Nvme,
             /// A host resets a controller of another host.
