@@ -44,7 +44,7 @@ impl NbdClientWorld {
                 self.trouble(server, ServerAvailability::Stopped);
             }
             2..4 if !without.has(DisturbanceClass::Stalls) => {
-                self.trouble(server, ServerAvailability::Unreachable)
+                self.trouble(server, ServerAvailability::Unreachable);
             }
             4 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Refuses),
             5 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Silent),

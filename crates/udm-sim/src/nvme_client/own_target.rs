@@ -158,7 +158,7 @@ impl OwnTarget {
     /// Adds sectors to the disk, and tells the target.
     pub(super) fn grow(&self, sectors: u64) {
         let mut disk = lock_mutex(&self.disk);
-        disk.limits.size = disk.limits.size + Sectors(sectors);
+        disk.limits.size += Sectors(sectors);
         drop(disk);
         self.server.iter().for_each(|server| server.refresh_hook()(self.device));
     }

@@ -103,7 +103,7 @@ impl NvmeClientWorld {
             self.targets[t].own.as_ref().map(|own| own.accept(&mut self.machine.net.borrow_mut(), room));
         match accepted {
             Some(Ok(other)) => {
-                self.wires.push(Wire::new(t, (link, other), (notices, flips), self.machine.now))
+                self.wires.push(Wire::new(t, (link, other), (notices, flips), self.machine.now));
             }
             // There are too many connections.
             _ => self.machine.net.borrow_mut().leave(link, true, true),
