@@ -60,8 +60,8 @@ struct Options {
     /// messages, delay, torn, flush, trim, long, reopen, pieces, hang, full, prompt, opens, limits,
     /// stacks, dust, lossy, late, wild, between, watch, queues; with --snapshots also merge, small;
     /// with --nbd and --nbd-client also cuts, lost, stalls, nonsense, and with --nbd moves; with
-    /// --vhost-user also cuts, lost, nonsense; with --nvme also cuts, lost; with --nvme-client also
-    /// cuts, lost, stalls, nonsense
+    /// --vhost-user also cuts, lost, nonsense; with --nvme also cuts, lost, nonsense; with
+    /// --nvme-client also cuts, lost, stalls, nonsense
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',')]
     without: Vec<DisturbanceClass>,
     /// Print this many of the last events of a failing run

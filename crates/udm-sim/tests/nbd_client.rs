@@ -37,8 +37,11 @@ fn the_same_seed_is_the_same_run() {
 #[test]
 fn classes_can_be_left_out() {
     let quiet = clean(&RunPlan { without: ExcludedDisturbances::all(), ..RunPlan::new(11, STEPS) });
-    assert_eq!((quiet.cuts, quiet.failed, quiet.lies, quiet.hangs, quiet.refused), (0, 0, 0, 0, 0));
-    assert_eq!((quiet.stopped, quiet.holes, quiet.killed, quiet.others, quiet.crashes), (0, 0, 0, 0, 0));
+    assert_eq!((quiet.cuts, quiet.failed, quiet.violations, quiet.hangs, quiet.refused), (0, 0, 0, 0, 0));
+    assert_eq!(
+        (quiet.stopped, quiet.unreachable, quiet.killed, quiet.others, quiet.crashes),
+        (0, 0, 0, 0, 0)
+    );
     assert_eq!(quiet.errors, 0);
     let classes = [
         DisturbanceClass::Cuts,

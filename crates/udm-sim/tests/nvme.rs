@@ -35,8 +35,14 @@ fn the_same_seed_is_the_same_run() {
 
 #[test]
 fn classes_can_be_left_out() {
-    let classes =
-        [DisturbanceClass::Cuts, DisturbanceClass::Lost, DisturbanceClass::Hang, DisturbanceClass::Paths];
+    let classes = [
+        DisturbanceClass::Cuts,
+        DisturbanceClass::Lost,
+        DisturbanceClass::Hang,
+        DisturbanceClass::Paths,
+        DisturbanceClass::Late,
+        DisturbanceClass::Nonsense,
+    ];
     common::runs_without(&classes, STEPS, |plan| clean(plan).report().requests);
 }
 

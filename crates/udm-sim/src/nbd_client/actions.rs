@@ -5,10 +5,9 @@ use super::servers::{ServerAvailability, ServerBehavior, SimServer};
 use super::world::{NbdClientWorld, RunningFenceCommand};
 use crate::environment::lock_mutex;
 use crate::model::Violation;
-use crate::nbd::ring_core::NumberedPathResolver;
 use crate::plan::DisturbanceClass;
 use crate::remote_disk::shared::{WorkloadPhase, lock_front_end_state};
-use udm_core::{CoreId, Nanos, errno};
+use udm_core::{Nanos, errno};
 use udm_wire::uri::ServerStoppedProof;
 
 /// A server stopped for a shorter time need not end by itself.
@@ -18,50 +17,54 @@ impl NbdClientWorld {
     /// Performs timed actions that are due, and sometimes a random one.
     pub(super) fn disturb(&mut self) -> Result<(), Violation> {
         for server in 0..self.servers.len() {
-            if self.servers[server].mode != ServerAvailability::Up && self.servers[server].until <= self.now {
+            if self.servers[server].mode != ServerAvailability::Up
+                && self.servers[server].until <= self.machine.now
+            {
                 self.restore(server);
             }
         }
-        let phase = lock_front_end_state(&self.shared).phase;
-        if phase != WorkloadPhase::Work || self.calm {
+        let phase = lock_front_end_state(&self.machine.shared).phase;
+        if phase != WorkloadPhase::Work || self.machine.calm {
             return Ok(());
         }
         for server in 0..self.servers.len() {
             let SimServer { mode, again: (trouble, at), .. } = self.servers[server];
-            if mode == ServerAvailability::Up && at <= self.now {
+            if mode == ServerAvailability::Up && at <= self.machine.now {
                 self.counts.flaps += 1;
                 self.trouble(server, trouble);
             }
         }
-        if !self.control.one_in(self.rough) {
+        if !self.machine.control.one_in(self.machine.fault_interval) {
             return Ok(());
         }
-        let without = self.plan.without;
-        let server = self.control.below(self.servers.len() as u64) as usize;
-        match self.control.below(16) {
+        let without = self.machine.plan.without;
+        let server = self.machine.control.below(self.servers.len() as u64) as usize;
+        match self.machine.control.below(16) {
             0..2 if !without.has(DisturbanceClass::Stalls) => {
                 self.trouble(server, ServerAvailability::Stopped);
             }
-            2..4 if !without.has(DisturbanceClass::Stalls) => self.trouble(server, ServerAvailability::Hole),
+            2..4 if !without.has(DisturbanceClass::Stalls) => {
+                self.trouble(server, ServerAvailability::Unreachable);
+            }
             4 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Refuses),
-            5 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Mute),
+            5 if !without.has(DisturbanceClass::Paths) => self.trouble(server, ServerAvailability::Silent),
             6 if !without.has(DisturbanceClass::Limits) => self.trouble(server, ServerAvailability::Other),
             7..9 if !without.has(DisturbanceClass::Paths) => {
                 self.kill(server);
-                let mode = self.control.pick(&[
+                let mode = self.machine.control.pick(&[
                     ServerAvailability::Up,
                     ServerAvailability::Refuses,
-                    ServerAvailability::Mute,
-                    ServerAvailability::Hole,
+                    ServerAvailability::Silent,
+                    ServerAvailability::Unreachable,
                 ]);
                 self.trouble(server, mode);
             }
             9..15 if !without.has(DisturbanceClass::Messages) => {
-                let device = self.control.below(self.devices.len() as u64) as usize;
-                let all = self.control.one_in(8);
+                let device = self.machine.control.below(self.machine.devices.len() as u64) as usize;
+                let all = self.machine.control.one_in(8);
                 self.reinstate(device, all)?;
             }
-            15 if !without.has(DisturbanceClass::Crash) && self.control.one_in(self.spared) => {
+            15 if !without.has(DisturbanceClass::Crash) && self.machine.control.one_in(self.spared) => {
                 let export = self.servers[server].export;
                 self.power_cut(export);
             }
@@ -72,34 +75,35 @@ impl NbdClientWorld {
 
     /// Puts server `server` into a fault mode for a while.
     fn trouble(&mut self, server: usize, mode: ServerAvailability) {
-        let without = self.plan.without;
+        let without = self.machine.plan.without;
         let of = &mut self.servers[server];
         if of.mode != ServerAvailability::Up || mode == ServerAvailability::Up {
             return;
         }
         of.mode = mode;
-        of.since = self.now;
+        of.since = self.machine.now;
         let flaps = match (of.flaps, without.has(DisturbanceClass::Paths)) {
-            (0, false) if self.control.one_in(4) => self.control.between(1, 8),
+            (0, false) if self.machine.control.one_in(4) => self.machine.control.between(1, 8),
             (left, _) => left.saturating_sub(1),
         };
         of.flaps = flaps;
         of.again = (mode, Nanos::NEVER);
-        let most = if flaps > 0 { 500 } else { self.control.pick(&[500, 3_000, 30_000]) };
-        of.until = self.now + Nanos(self.control.between(1, most) * 1_000_000);
-        of.other = (mode == ServerAvailability::Other).then(|| self.says[of.export].other(&mut self.control));
+        let most = if flaps > 0 { 500 } else { self.machine.control.pick(&[500, 3_000, 30_000]) };
+        of.until = self.machine.now + Nanos(self.machine.control.between(1, most) * 1_000_000);
+        of.other = (mode == ServerAvailability::Other)
+            .then(|| self.says[of.export].other(&mut self.machine.control));
         let counted = match mode {
             ServerAvailability::Up => return,
             ServerAvailability::Stopped => &mut self.counts.stopped,
-            ServerAvailability::Hole => &mut self.counts.holes,
-            ServerAvailability::Refuses => &mut self.counts.deaf,
-            ServerAvailability::Mute => &mut self.counts.mute,
+            ServerAvailability::Unreachable => &mut self.counts.unreachable,
+            ServerAvailability::Refuses => &mut self.counts.refusing,
+            ServerAvailability::Silent => &mut self.counts.silent,
             ServerAvailability::Other => &mut self.counts.others,
         };
         *counted += 1;
         let export = of.export;
-        let mut shared = lock_front_end_state(&self.shared);
-        shared.model.exports[export].trouble(self.now);
+        let mut shared = lock_front_end_state(&self.machine.shared);
+        shared.model.exports[export].trouble(self.machine.now);
         shared.say(format!("n{server} is {mode:?}"));
     }
 
@@ -108,18 +112,18 @@ impl NbdClientWorld {
         let of = &mut self.servers[server];
         let was = std::mem::replace(&mut of.mode, ServerAvailability::Up);
         (of.other, of.until) = (None, Nanos(0));
-        if of.flaps > 0 && !self.calm {
-            of.again.1 = self.now + Nanos(self.control.between(1, 1_000) * 1_000_000);
+        if of.flaps > 0 && !self.machine.calm {
+            of.again.1 = self.machine.now + Nanos(self.machine.control.between(1, 1_000) * 1_000_000);
         }
-        let (export, long) = (of.export, self.now.since(of.since) > SHORT);
-        let now = self.now;
-        let mut shared = lock_front_end_state(&self.shared);
+        let (export, long) = (of.export, self.machine.now.since(of.since) > SHORT);
+        let now = self.machine.now;
+        let mut shared = lock_front_end_state(&self.machine.shared);
         shared.model.exports[export].trouble(now);
         shared.say(format!("n{server} was {was:?} and is well"));
         drop(shared);
         // With `fence=wait`, udm relies on the server to end by itself in time, so it is killed.
         if matches!(self.silence.fence, ServerStoppedProof::Wait(_))
-            && matches!(was, ServerAvailability::Stopped | ServerAvailability::Hole)
+            && matches!(was, ServerAvailability::Stopped | ServerAvailability::Unreachable)
             && long
         {
             self.kill(server);
@@ -133,17 +137,18 @@ impl NbdClientWorld {
     pub(super) fn run_fences(&mut self) {
         let due: Vec<RunningFenceCommand> = {
             let mut fences = lock_mutex(&self.fences);
-            let (due, later) = std::mem::take(&mut *fences).into_iter().partition(|f| f.due <= self.now);
+            let (due, later) =
+                std::mem::take(&mut *fences).into_iter().partition(|f| f.due <= self.machine.now);
             *fences = later;
             due
         };
         for RunningFenceCommand { server, then, .. } in due {
-            let fails = !self.calm && self.control.one_in(4);
+            let fails = !self.machine.calm && self.machine.control.one_in(4);
             if !fails {
                 self.kill(server);
                 self.counts.fenced += 1;
             }
-            self.set_turn(None);
+            self.machine.set_turn(None);
             then(if fails { Err("the command has failed".into()) } else { Ok(()) });
         }
     }
@@ -152,7 +157,8 @@ impl NbdClientWorld {
     /// true if there was one.
     pub(super) fn kill_unproved(&mut self) -> bool {
         let waits = |path: &std::sync::Arc<dyn udm_core::Device>| path.stall_reason().is_some();
-        let all: Vec<usize> = (0..self.paths.len()).filter(|&s| waits(&self.paths[s])).collect();
+        let all: Vec<usize> =
+            (0..self.machine.paths.len()).filter(|&s| waits(&self.machine.paths[s])).collect();
         let any = all.iter().any(|&s| self.conns.iter().any(|conn| conn.server == s && !conn.is_over()));
         all.into_iter().for_each(|server| self.kill(server));
         any
@@ -161,13 +167,13 @@ impl NbdClientWorld {
     /// Kills server `server`, and ends all its connections.
     fn kill(&mut self, server: usize) {
         self.counts.killed += 1;
-        self.say(format!("n{server} is killed"));
+        self.machine.say(format!("n{server} is killed"));
         let export = self.servers[server].export;
-        lock_front_end_state(&self.shared).model.exports[export].trouble(self.now);
-        let mut net = self.net.borrow_mut();
+        lock_front_end_state(&self.machine.shared).model.exports[export].trouble(self.machine.now);
+        let mut net = self.machine.net.borrow_mut();
         for conn in self.conns.iter_mut().filter(|conn| conn.server == server && !conn.is_over()) {
             // Its system resets the connection, or closes it if all bytes were read.
-            let reset = self.control.one_in(2);
+            let reset = self.machine.control.one_in(2);
             conn.end(&mut net, reset);
         }
         self.conns.retain(|conn| !conn.is_over());
@@ -181,87 +187,75 @@ impl NbdClientWorld {
                 self.kill(server);
             }
         }
-        self.disks[export].crash(&mut self.control);
-        let mut shared = lock_front_end_state(&self.shared);
+        self.disks[export].crash(&mut self.machine.control);
+        let mut shared = lock_front_end_state(&self.machine.shared);
         shared.say(format!("the power of d{export} fails"));
-        shared.model.exports[export].crash(self.step);
+        shared.model.exports[export].crash(self.machine.step);
     }
 
-    /// Reinstates failed paths of `device` by message: all of them, or those whose server works.
-    /// Paths that udm checks itself are skipped.
+    /// Reinstates failed paths of `device`: all of them, or those whose server works. Returns true
+    /// if there was one.
     pub(super) fn reinstate(&mut self, device: usize, all: bool) -> Result<bool, Violation> {
-        let Some(mapped) = self.devices[device].mapped.clone() else { return Ok(false) };
-        let Some(table) = mapped.live() else { return Ok(false) };
-        let before = self.counts.messages;
-        let reports = table.path_reports();
-        for report in reports.iter().filter(|report| report.failed) {
-            self.counts.failures += 1;
-            let well = self.servers[report.number.minor as usize].mode == ServerAvailability::Up;
-            if self.devices[device].checks || !(well || all) {
-                continue;
-            }
-            self.set_turn(None);
-            let words = ["reinstate_path".to_owned(), report.name.clone()];
-            let mut names = NumberedPathResolver { letter: 'n', paths: self.paths.clone() };
-            mapped
-                .message(0, &words, &mut names, &*self.core_set)
-                .map_err(|e| format!("d{device}: reinstate_path {}: {e}", report.name))?;
-            self.say(format!("d{device}: {} is reinstated", report.name));
-            self.counts.messages += 1;
-            // The message ends the wait before the next connect.
-            self.shaken[report.number.minor as usize] = self.now;
-        }
-        Ok(self.counts.messages > before)
+        let is_well = |s: usize| self.servers[s].mode == ServerAvailability::Up;
+        let (failed, reinstated) = self.machine.reinstate(device, |s| all || is_well(s))?;
+        self.counts.failures += failed;
+        self.counts.messages += reinstated.len() as u64;
+        // The message ends the wait before the next connect.
+        reinstated.iter().for_each(|server| self.handshake_at[*server] = self.machine.now);
+        Ok(!reinstated.is_empty())
     }
 
     /// Reinstates the failed paths of all devices. Returns true if there was one.
-    pub(super) fn reinstate_all(&mut self) -> Result<bool, Violation> {
+    pub(super) fn reinstate_each(&mut self) -> Result<bool, Violation> {
         let mut any = false;
-        for device in 0..self.devices.len() {
+        for device in 0..self.machine.devices.len() {
             any |= self.reinstate(device, true)?;
         }
         Ok(any)
     }
 
     /// Accepts or refuses the connects that are due, according to the mode of their server.
-    pub(super) fn take_calls(&mut self) {
-        let callers = std::mem::take(&mut self.callers);
-        for (link, due) in callers {
-            let net = self.net.clone();
+    pub(super) fn accept_connects(&mut self) {
+        let pending_connects = std::mem::take(&mut self.machine.pending_connects);
+        for (link, due) in pending_connects {
+            let net = self.machine.net.clone();
             let mut net = net.borrow_mut();
             let server = net.links[link].to;
             let (mode, export) = (self.servers[server].mode, self.servers[server].export);
             if net.links[link].shut {
                 continue;
             }
-            if due > self.now {
-                self.callers.push((link, due));
+            if due > self.machine.now {
+                self.machine.pending_connects.push((link, due));
                 continue;
             }
-            if mode == ServerAvailability::Hole {
-                self.callers.push((link, self.servers[server].until));
+            if mode == ServerAvailability::Unreachable {
+                self.machine.pending_connects.push((link, self.servers[server].until));
                 continue;
             }
-            let lost = !self.calm && net.fails > 0 && self.chance.one_in(20);
+            let lost = !self.machine.calm && net.fails > 0 && self.machine.chance.one_in(20);
             if mode == ServerAvailability::Refuses || lost {
                 let error = if lost { errno::EHOSTUNREACH } else { errno::ECONNREFUSED };
                 net.links[link].connected = Some(-error);
                 self.counts.refusals += 1;
-                lock_front_end_state(&self.shared).model.exports[export].trouble(self.now);
+                lock_front_end_state(&self.machine.shared).model.exports[export].trouble(self.machine.now);
                 continue;
             }
             net.links[link].connected = Some(0);
-            net.links[link].room = self.chance.pick(&[1, 100, 4096, 64 << 10, 64 << 10, 1 << 20]);
+            net.links[link].room = self.machine.chance.pick(&[1, 100, 4096, 64 << 10, 64 << 10, 1 << 20]);
             let manner = self.manner_of(server);
             let (says, other) = match &self.servers[server].other {
                 Some(other) => (other.clone(), true),
                 None => (self.says[export].clone(), false),
             };
-            let mut conn = ServerConn::new(link, server, manner, (says, other), self.now);
-            if !self.calm && !self.plan.without.has(DisturbanceClass::Nonsense) && self.chance.one_in(40) {
+            let mut conn = ServerConn::new(link, server, manner, (says, other), self.machine.now);
+            if !self.machine.calm
+                && !self.machine.plan.without.has(DisturbanceClass::Nonsense)
+                && self.machine.chance.one_in(40)
+            {
                 conn.greets_badly();
-                self.counts.lies += 1;
-                lock_front_end_state(&self.shared).model.exports[export].trouble(self.now);
+                self.counts.violations += 1;
+                lock_front_end_state(&self.machine.shared).model.exports[export].trouble(self.machine.now);
             }
             self.conns.push(conn);
         }
@@ -269,30 +263,21 @@ impl NbdClientWorld {
 
     /// Draws the behaviour of `server` on its next connection.
     fn manner_of(&mut self, server: usize) -> ServerBehavior {
-        let (without, calm) = (self.plan.without, self.calm);
-        let c = &mut self.chance;
+        let (without, calm) = (self.machine.plan.without, self.machine.calm);
+        let c = &mut self.machine.chance;
         let mut often = |class, all: &[u64]| if calm || without.has(class) { 0 } else { c.pick(all) };
         ServerBehavior {
             hangs: often(DisturbanceClass::Hang, &[0, 0, 20, 300]),
             errors: often(DisturbanceClass::Errors, &[0, 0, 30, 300]),
             early: often(DisturbanceClass::Errors, &[0, 0, 4, 60, 600]),
-            lies: often(DisturbanceClass::Nonsense, &[0, 0, 50, 500]),
+            violations: often(DisturbanceClass::Nonsense, &[0, 0, 50, 500]),
             closes: often(DisturbanceClass::Lost, &[0, 0, 50, 500]),
             piece: match without.has(DisturbanceClass::Cuts) {
                 true => u64::MAX,
                 false => c.pick(&[16, 1024, 64 << 10, 64 << 10, 1 << 20]),
             },
             latency: self.servers[server].latency,
-            mute: self.servers[server].mode == ServerAvailability::Mute,
-        }
-    }
-
-    /// Sets the phase of the front ends, and notifies them.
-    pub(super) fn set_phase(&mut self, phase: WorkloadPhase) {
-        self.set_turn(None);
-        lock_front_end_state(&self.shared).phase = phase;
-        for core in 0..self.cores.len() {
-            self.core_set.send_message(CoreId(core as u16), self.topic, Box::new(()));
+            silent: self.servers[server].mode == ServerAvailability::Silent,
         }
     }
 }

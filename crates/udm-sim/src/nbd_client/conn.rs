@@ -69,7 +69,7 @@ pub(super) struct ServerConn {
     taken: u64,
     pub(super) answered: u64,
     /// True if the server has sent invalid data; `shook_badly`: in the handshake.
-    pub(super) lied: bool,
+    pub(super) has_violated: bool,
     shook_badly: bool,
 }
 
@@ -118,7 +118,7 @@ impl ServerConn {
             head: None,
             jobs: Vec::new(),
             answers: Vec::new(),
-            out: if manner.mute { VecDeque::new() } else { greeting.into() },
+            out: if manner.silent { VecDeque::new() } else { greeting.into() },
             manner,
             ended: false,
             closing: false,
@@ -127,7 +127,7 @@ impl ServerConn {
             before: None,
             taken: 0,
             answered: 0,
-            lied: false,
+            has_violated: false,
             shook_badly: false,
         }
     }
@@ -144,7 +144,7 @@ impl ServerConn {
 
     /// Makes the next greeting invalid.
     pub(super) fn greets_badly(&mut self) {
-        (self.lied, self.shook_badly) = (true, true);
+        (self.has_violated, self.shook_badly) = (true, true);
         self.out.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
     }
 
@@ -213,7 +213,7 @@ impl ServerConn {
     }
 
     fn take_in(&mut self, a: &mut ServerConnContext<'_>) -> Result<(), Violation> {
-        if self.manner.mute || self.closing {
+        if self.manner.silent || self.closing {
             self.input.clear();
             return Ok(());
         }
@@ -277,13 +277,13 @@ impl ServerConn {
         };
         // A changed reply to `EXPORT_NAME` could not be detected.
         let shown = option.number() != nbd::OPT_EXPORT_NAME;
-        if shown && !a.calm && a.chance.one_in(4 * self.manner.lies) {
+        if shown && !a.calm && a.chance.one_in(4 * self.manner.violations) {
             // Changes the option number of the reply.
             if let Some(byte) = out.get_mut(11) {
                 *byte ^= 0x40;
             }
             self.shook_badly = true;
-            self.lies(a);
+            self.violations(a);
         }
         self.out.extend(out);
         if begins {
@@ -292,9 +292,9 @@ impl ServerConn {
         }
     }
 
-    fn lies(&mut self, a: &mut ServerConnContext<'_>) {
-        self.lied = true;
-        a.counts.lies += 1;
+    fn violations(&mut self, a: &mut ServerConnContext<'_>) {
+        self.has_violated = true;
+        a.counts.violations += 1;
         a.trouble();
         a.shared.say(format!("connection {}: a lie", self.link));
     }
@@ -314,7 +314,7 @@ impl ServerConn {
             a.shared.trace.add(a.now, NO_CORE, TraceEventKind::Asks, args);
             // A server may refuse a write before it has the data.
             let early = request.command == NbdCommand::Write
-                && !self.lied
+                && !self.has_violated
                 && !a.calm
                 && a.chance.one_in(self.manner.early);
             if early {
@@ -468,8 +468,8 @@ impl ServerConn {
         } else {
             Vec::new()
         };
-        if !well && a.chance.one_in(self.manner.lies) {
-            self.lies(a);
+        if !well && a.chance.one_in(self.manner.violations) {
+            self.violations(a);
             let (lie, twice) = reply::forged_reply(&job.request, self.before, self.structured, a.chance);
             a.counts.twice += u64::from(twice);
             self.answers.push((None, ReplyPieces::from([lie])));

@@ -38,7 +38,7 @@ counts! {
         /// Requests that servers answered with an error.
         pub refused: u64,
         /// Invalid replies of servers.
-        pub lies: u64,
+        pub violations: u64,
         /// Replies that servers sent twice.
         pub twice: u64,
         /// Replies that servers sent in another order than the requests.
@@ -54,11 +54,11 @@ counts! {
         /// Servers that were stopped.
         pub stopped: u64,
         /// Servers that were cut off from the network.
-        pub holes: u64,
+        pub unreachable: u64,
         /// Servers that refused connections.
-        pub deaf: u64,
+        pub refusing: u64,
         /// Servers that did not send a greeting.
-        pub mute: u64,
+        pub silent: u64,
         /// Servers that returned with another export.
         pub others: u64,
         /// Servers that failed again within a second.
@@ -98,7 +98,7 @@ impl NbdClientCounts {
             ("failed in the network", DisturbanceClass::Lost, self.failed),
             ("refused connections", DisturbanceClass::Paths, self.refusals),
             ("errors", DisturbanceClass::Errors, self.refused),
-            ("lies", DisturbanceClass::Nonsense, self.lies),
+            ("violations", DisturbanceClass::Nonsense, self.violations),
             ("answered twice", DisturbanceClass::Nonsense, self.twice),
             ("reordered", DisturbanceClass::Hang, self.reordered),
             ("answered late", DisturbanceClass::Stalls, self.late),
@@ -106,9 +106,9 @@ impl NbdClientCounts {
             ("done too late", DisturbanceClass::Late, self.landed),
             ("connections closed", DisturbanceClass::Lost, self.closed),
             ("servers stopped", DisturbanceClass::Stalls, self.stopped),
-            ("cut off", DisturbanceClass::Stalls, self.holes),
-            ("deaf", DisturbanceClass::Paths, self.deaf),
-            ("mute", DisturbanceClass::Paths, self.mute),
+            ("cut off", DisturbanceClass::Stalls, self.unreachable),
+            ("refusing", DisturbanceClass::Paths, self.refusing),
+            ("silent", DisturbanceClass::Paths, self.silent),
             ("changed", DisturbanceClass::Limits, self.others),
             ("flapped", DisturbanceClass::Paths, self.flaps),
             ("killed", DisturbanceClass::Paths, self.killed),

@@ -29,6 +29,7 @@ mod turn;
 mod world;
 
 use crate::plan::RunPlan;
+use crate::remote_disk::run::RemoteDiskWorld;
 use crate::remote_disk::shared::lock_front_end_state;
 use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::NbdClientCounts;
@@ -41,7 +42,8 @@ use world::NbdClientWorld;
 pub fn run(plan: &RunPlan) -> Result<NbdClientCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| world.insert(NbdClientWorld::new(plan)?).run());
-    let last_events =
-        |world: &mut NbdClientWorld| (world.step, lock_front_end_state(&world.shared).trace.lines());
+    let last_events = |world: &mut NbdClientWorld| {
+        (world.machine.step, lock_front_end_state(&world.machine.shared).trace.lines())
+    };
     finish_run(plan, outcome, world, |world| world.counts(), last_events)
 }

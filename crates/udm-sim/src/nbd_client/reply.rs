@@ -57,7 +57,7 @@ pub(super) fn build_reply_pieces(
     pieces.into()
 }
 
-/// Returns the data of a read, split anywhere and in any order. Zeroes are sometimes holes.
+/// Returns the data of a read, split anywhere and in any order. Zeroes are sometimes unreachable.
 fn split_read_into_chunks(request: &NbdRequestHeader, stamps: &[u64], c: &mut SimRng) -> Vec<Vec<u8>> {
     let all = encode_stamped_sectors(stamps);
     let (mut pieces, mut at) = (Vec::new(), 0);

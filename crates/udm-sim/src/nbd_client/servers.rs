@@ -14,11 +14,11 @@ pub(super) enum ServerAvailability {
     /// The server is stopped, as by SIGSTOP. Its system still accepts connections and bytes.
     Stopped,
     /// The network drops everything to and from the server, connects included.
-    Hole,
+    Unreachable,
     /// The server refuses connections.
     Refuses,
     /// The server accepts connections and sends nothing.
-    Mute,
+    Silent,
     /// The server has returned with another export.
     Other,
 }
@@ -89,16 +89,16 @@ pub(super) struct ServerBehavior {
     pub(super) piece: u64,
     /// Mean time of a request, in ns.
     pub(super) latency: u64,
-    /// One of this many requests hangs. `errors`, `lies` and `closes` are the same for errors,
-    /// invalid replies and closed connections. 0 means none.
+    /// One of this many requests hangs. `errors`, `violations` and `closes` are the same for
+    /// errors, invalid replies and closed connections. 0 means none.
     pub(super) hangs: u64,
     pub(super) errors: u64,
     /// One of this many writes is refused before its data has arrived.
     pub(super) early: u64,
-    pub(super) lies: u64,
+    pub(super) violations: u64,
     pub(super) closes: u64,
     /// True if the server never sends anything.
-    pub(super) mute: bool,
+    pub(super) silent: bool,
 }
 
 /// A server.
@@ -135,6 +135,6 @@ impl SimServer {
 
     /// True if the server makes progress now.
     pub(super) fn is_awake(&self) -> bool {
-        !matches!(self.mode, ServerAvailability::Stopped | ServerAvailability::Hole)
+        !matches!(self.mode, ServerAvailability::Stopped | ServerAvailability::Unreachable)
     }
 }

@@ -14,7 +14,7 @@ pub(super) enum AssociationStep {
     /// The admin queue connects, and the controller becomes ready.
     Connecting,
     /// The world connects the I/O queue.
-    WantsQueue,
+    NeedsQueue,
     /// The I/O queue connects.
     ConnectingQueue,
     /// Requests are sent.
@@ -31,16 +31,16 @@ pub(super) enum AssociationStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FenceStep {
     /// Another association is to reset it.
-    Wanted,
+    Needed,
     /// This association was asked.
-    Asked(usize),
+    ResetBy(usize),
     /// Until this time.
     Until(Nanos),
 }
 
 /// A command of the admin queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AdminQuestion {
+pub(super) enum AdminCommand {
     Connect,
     Enable,
     Status,
@@ -53,13 +53,15 @@ pub(super) enum AdminQuestion {
     KeepAlive,
     /// Resets this association.
     Reset(usize),
+    /// A reset that the target must refuse; of this association of another host, if it works.
+    ForbiddenReset(Option<usize>),
     Shutdown,
     ShutdownStatus,
 }
 
 /// A command of the I/O queue.
 #[derive(Clone, Debug)]
-pub(super) enum IoQuestion {
+pub(super) enum IoCommand {
     Connect,
     Write { block: usize, stamp: u64 },
     Read { block: usize, allowed: Vec<u64> },
@@ -76,13 +78,13 @@ pub(super) struct HostAssociation {
     pub(super) controller: u16,
     pub(super) instance: Option<ControllerInstance>,
     pub(super) quiesce: Nanos,
-    pub(super) admin_questions: BTreeMap<u16, AdminQuestion>,
-    pub(super) io_questions: BTreeMap<u16, IoQuestion>,
+    pub(super) admin_commands: BTreeMap<u16, AdminCommand>,
+    pub(super) io_commands: BTreeMap<u16, IoCommand>,
     pub(super) keep_alive_at: Nanos,
     /// The host neither sends nor reads any more, without a sign to the target.
     pub(super) is_silent: bool,
     /// Another association was asked to reset this one while it worked.
-    pub(super) was_asked_for: bool,
+    pub(super) may_be_reset: bool,
     pub(super) next: Nanos,
     stamps: u32,
 }
@@ -104,64 +106,69 @@ impl HostAssociation {
         HostAssociation {
             host,
             step: AssociationStep::Connecting,
-            fence: FenceStep::Wanted,
+            fence: FenceStep::Needed,
             admin,
             io: None,
             controller: 0,
             instance: None,
             quiesce: Nanos(0),
             // The Connect command was the first one.
-            admin_questions: BTreeMap::from([(1, AdminQuestion::Connect)]),
-            io_questions: BTreeMap::new(),
+            admin_commands: BTreeMap::from([(1, AdminCommand::Connect)]),
+            io_commands: BTreeMap::new(),
             keep_alive_at: Nanos::NEVER,
             is_silent: false,
-            was_asked_for: false,
+            may_be_reset: false,
             next: now,
             stamps: 0,
         }
     }
 
     /// Sends an admin command.
-    pub(super) fn ask(&mut self, question: AdminQuestion) {
-        let command = match question {
-            AdminQuestion::Connect => return,
-            AdminQuestion::Enable => {
+    pub(super) fn send_admin(&mut self, sent: AdminCommand) {
+        let command = match sent {
+            AdminCommand::Connect => return,
+            AdminCommand::Enable => {
                 command(OPCODE_FABRICS, 0, &[0, property::CONFIGURATION, 0x0046_0001, 0], 0)
             }
-            AdminQuestion::Shutdown => {
+            AdminCommand::Shutdown => {
                 command(OPCODE_FABRICS, 0, &[0, property::CONFIGURATION, 0x0046_4001, 0], 0)
             }
-            AdminQuestion::Status | AdminQuestion::ShutdownStatus => {
+            AdminCommand::Status | AdminCommand::ShutdownStatus => {
                 command(OPCODE_FABRICS, 4, &[0, property::STATUS], 0)
             }
-            AdminQuestion::Identify => command(0x06, 0, &[1], 4096),
-            AdminQuestion::Mask => command(0x09, 0, &[0x0b, 1 << 8 | 1 << 11 | 1 << 20], 0),
-            AdminQuestion::Event => command(0x0c, 0, &[], 0),
-            AdminQuestion::Page => return,
-            AdminQuestion::ResetLog => return self.read_page(0x1e),
-            AdminQuestion::KeepAlive => command(0x18, 0, &[], 0),
-            AdminQuestion::Reset(_) => return,
+            AdminCommand::Identify => command(0x06, 0, &[1], 4096),
+            AdminCommand::Mask => command(0x09, 0, &[0x0b, 1 << 8 | 1 << 11 | 1 << 20], 0),
+            AdminCommand::Event => command(0x0c, 0, &[], 0),
+            AdminCommand::Page => return,
+            AdminCommand::ResetLog => return self.read_page(0x1e),
+            AdminCommand::KeepAlive => command(0x18, 0, &[], 0),
+            AdminCommand::Reset(_) | AdminCommand::ForbiddenReset(_) => return,
         };
         let id = self.admin.send(&command, &[]);
-        self.admin_questions.insert(id, question);
+        self.admin_commands.insert(id, sent);
     }
 
     /// Reads a log page.
     pub(super) fn read_page(&mut self, page: u8) {
-        let question = if page == 0x1e { AdminQuestion::ResetLog } else { AdminQuestion::Page };
+        let sent = if page == 0x1e { AdminCommand::ResetLog } else { AdminCommand::Page };
         let id = self.admin.send(&command(0x02, 0, &[u32::from(page) | 127 << 16], 512), &[]);
-        self.admin_questions.insert(id, question);
+        self.admin_commands.insert(id, sent);
     }
 
     /// Asks to reset association `victim`, which is this instance.
     pub(super) fn ask_reset(&mut self, victim: usize, impacted: ControllerInstance) {
+        self.send_reset(impacted, AdminCommand::Reset(victim));
+    }
+
+    /// Sends a reset of this instance, of which `sent` says what the host expects.
+    pub(super) fn send_reset(&mut self, impacted: ControllerInstance, sent: AdminCommand) {
         let id = self.admin.send(&CrossControllerReset { impacted }.encode(0), &[]);
-        self.admin_questions.insert(id, AdminQuestion::Reset(victim));
+        self.admin_commands.insert(id, sent);
     }
 
     /// True if the association has asked for this reset, and has no answer.
     pub(super) fn awaits_reset(&self, victim: usize) -> bool {
-        self.admin_questions.values().any(|question| *question == AdminQuestion::Reset(victim))
+        self.admin_commands.values().any(|sent| *sent == AdminCommand::Reset(victim))
     }
 
     /// The stamp of the next write; `number` is that of the association.
@@ -171,10 +178,10 @@ impl HostAssociation {
     }
 
     /// Sends a write or read of one block of the disk.
-    pub(super) fn request(&mut self, at: usize, question: IoQuestion) {
+    pub(super) fn request(&mut self, at: usize, sent: IoCommand) {
         let Some(io) = &mut self.io else { return };
-        let data = match &question {
-            IoQuestion::Write { stamp, .. } => bytes_of(*stamp),
+        let data = match &sent {
+            IoCommand::Write { stamp, .. } => bytes_of(*stamp),
             _ => Vec::new(),
         };
         let opcode = if data.is_empty() { 2 } else { 1 };
@@ -183,7 +190,7 @@ impl HostAssociation {
             bytes[39] = 0x01;
         }
         let id = io.send(&CommandCapsule::from_bytes(bytes), &data);
-        self.io_questions.insert(id, question);
+        self.io_commands.insert(id, sent);
     }
 
     pub(super) fn queues(&self) -> impl Iterator<Item = &HostQueue> {

@@ -30,6 +30,10 @@ counts! {
         pub waits: u64,
         /// Resets of associations that worked.
         pub mutual: u64,
+        /// Connections whose last bytes arrived after the fence of their association.
+        pub late: u64,
+        /// Resets and connects that the target must refuse.
+        pub forbidden: u64,
         /// Events.
         pub events: u64,
         /// Requests that were refused because of an ANA state.
@@ -57,6 +61,8 @@ impl NvmeTargetCounts {
             ("resets that an event completed", hang, self.late_resets),
             ("waits for the quiesce time", hang, self.waits),
             ("resets of associations that work", lost, self.mutual),
+            ("late bytes of silent hosts", Some(DisturbanceClass::Late), self.late),
+            ("forbidden resets and connects", Some(DisturbanceClass::Nonsense), self.forbidden),
             ("events", Some(DisturbanceClass::Paths), self.events),
             ("refused because of an ANA state", Some(DisturbanceClass::Paths), self.inaccessible),
             ("repeated writes", hang, self.repeated),

@@ -5,23 +5,27 @@
 //! association in every way (cut off at any byte, silent, shut down with writes in flight), and
 //! repeat its unanswered writes through the other one, as their policy permits: after a
 //! Cross-Controller Reset, a complete shutdown, or a time. Meanwhile ANA states change in storms,
-//! and associations reset each other.
+//! associations reset each other, and hosts ask for what they must not have. The network may
+//! deliver the last bytes of a silent host when its writes were repeated already.
 //!
 //! **The checker.** The disk knows which association each write comes from. After the target has
 //! said that an association is fenced, no write of it may land. A write that a later one of its
-//! host has replaced may not land either. A read returns what was acknowledged.
+//! host has replaced may not land either. A read returns what was acknowledged. A host that is
+//! silent until its fence by time ends has been dropped by the target.
 //!
 //! A host with the policy [`RetryPolicy::AtOnce`] repeats writes without a fence, as Linux does
 //! until TP8028. The world finds the write that lands late: no target can prevent it.
 //!
 //! * `disk`: the disk and its checks. `queue`: one connection of a host. `association`: its steps.
-//! * `fence`: when a host may repeat its writes. `host`: what it writes and expects.
+//! * `fence`: when a host may repeat its writes. `host`: what it writes and expects. `forbidden`:
+//!   resets and connects that the target must refuse.
 //! * `world`, `turn`: the run. `counts`: the counters. The network is that of the NBD worlds.
 
 mod association;
 mod counts;
 mod disk;
 mod fence;
+mod forbidden;
 mod host;
 mod queue;
 mod turn;

@@ -82,6 +82,13 @@ impl HostQueue {
         len > 0
     }
 
+    /// Gives all bytes to the network. Returns true if there were some.
+    pub(super) fn flush_all(&mut self, net: &mut SimNetwork) -> bool {
+        let has_output = self.has_output();
+        net.links[self.link].up.extend(self.out.drain(..));
+        has_output
+    }
+
     pub(super) fn has_output(&self) -> bool {
         !self.out.is_empty()
     }

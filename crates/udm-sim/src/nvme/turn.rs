@@ -1,6 +1,6 @@
-//! The turns of hosts: what they send and receive, lose and fence.
+//! The turns of hosts: what they send and receive, and how they lose associations.
 
-use super::association::{AdminQuestion, AssociationStep, FenceStep, HostAssociation, IoQuestion};
+use super::association::{AdminCommand, AssociationStep, FenceStep, HostAssociation, IoCommand};
 use super::disk::stamp_of;
 use super::fence::RetryPolicy;
 use super::queue::Received;
@@ -10,7 +10,6 @@ use crate::model::Violation;
 use crate::plan::DisturbanceClass;
 use std::rc::Rc;
 use udm_core::Nanos;
-use udm_wire::nvme::host::WriteFence;
 use udm_wire::nvme::{
     Completion, CrossControllerReset, CrossControllerResetStatus, FenceCapabilities, NvmeStatus,
     decode_cross_controller_reset_log,
@@ -28,12 +27,14 @@ impl NvmeTargetWorld {
             let link = &net.links[queue.link];
             queue.has_output() || !link.down.is_empty() || link.is_gone() || link.half_shut
         });
-        let is_waiting = matches!(one.step, AssociationStep::ConnectingQueue) && !is_moved;
-        match is_moved {
-            true => one.next,
-            false if is_waiting => one.keep_alive_at,
-            false => one.next.max(self.now).min(one.keep_alive_at.max(one.next)),
-        }
+        // One that sends nothing by itself has a turn only for its Keep Alive: turns of idle
+        // associations were most of the steps of a run.
+        let is_busy = match one.step {
+            AssociationStep::NeedsQueue => true,
+            AssociationStep::Ready => !self.resting,
+            _ => false,
+        };
+        if is_moved || is_busy { one.next } else { one.keep_alive_at.max(one.next) }
     }
 
     pub(super) fn association_turn(&mut self, number: usize) -> Result<(), Violation> {
@@ -43,14 +44,14 @@ impl NvmeTargetWorld {
         if !self.associations[number].is_active() {
             return Ok(());
         }
-        if self.associations[number].step == AssociationStep::WantsQueue {
+        if self.associations[number].step == AssociationStep::NeedsQueue {
             self.connect_io(number);
         }
         let (now, keep_alive) = (self.now, self.hosts[self.associations[number].host].keep_alive);
         let one = &mut self.associations[number];
         if one.keep_alive_at <= now {
             one.keep_alive_at = now + Nanos(keep_alive.0 / 2);
-            one.ask(AdminQuestion::KeepAlive);
+            one.send_admin(AdminCommand::KeepAlive);
         }
         if self.associations[number].step == AssociationStep::Ready && !self.resting {
             self.send_requests(number);
@@ -104,45 +105,49 @@ impl NvmeTargetWorld {
     /// the answer came.
     fn may_close(&self, number: usize) -> bool {
         let (one, net) = (&self.associations[number], self.net.borrow());
-        one.was_asked_for || one.queues().any(|queue| net.links[queue.link].faulty)
+        one.may_be_reset || one.queues().any(|queue| net.links[queue.link].faulty)
     }
 
     fn admin_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
         let one = &mut self.associations[number];
-        let question = one.admin_questions.remove(&completion.id);
-        let question = question.ok_or_else(|| format!("an answer to no command: {completion:?}"))?;
-        if let AdminQuestion::Reset(victim) = question {
-            return self.reset_answer(number, victim, completion);
+        let sent = one.admin_commands.remove(&completion.id);
+        let sent = sent.ok_or_else(|| format!("an answer to no command: {completion:?}"))?;
+        match sent {
+            AdminCommand::Reset(victim) => return self.reset_answer(number, victim, completion),
+            AdminCommand::ForbiddenReset(victim) if completion.status.is_ok() => {
+                return self.forbidden_reset_answer(number, victim);
+            }
+            _ => {}
         }
         if !completion.status.is_ok() {
             // The controller is about to end.
             return Ok(());
         }
-        match question {
-            AdminQuestion::Connect => {
+        match sent {
+            AdminCommand::Connect => {
                 one.controller = completion.result as u16;
                 one.keep_alive_at = self.now;
-                one.ask(AdminQuestion::Enable);
+                one.send_admin(AdminCommand::Enable);
             }
-            AdminQuestion::Enable => one.ask(AdminQuestion::Status),
-            AdminQuestion::Status if completion.result & 1 == 1 => one.ask(AdminQuestion::Identify),
-            AdminQuestion::Status => one.ask(AdminQuestion::Status),
-            AdminQuestion::Mask => {
-                one.ask(AdminQuestion::Event);
-                one.step = AssociationStep::WantsQueue;
+            AdminCommand::Enable => one.send_admin(AdminCommand::Status),
+            AdminCommand::Status if completion.result & 1 == 1 => one.send_admin(AdminCommand::Identify),
+            AdminCommand::Status => one.send_admin(AdminCommand::Status),
+            AdminCommand::Mask => {
+                one.send_admin(AdminCommand::Event);
+                one.step = AssociationStep::NeedsQueue;
             }
-            AdminQuestion::Event => {
+            AdminCommand::Event => {
                 self.counts.events += 1;
                 one.read_page((completion.result >> 16) as u8);
-                one.ask(AdminQuestion::Event);
+                one.send_admin(AdminCommand::Event);
             }
-            AdminQuestion::Shutdown => one.ask(AdminQuestion::ShutdownStatus),
-            AdminQuestion::ShutdownStatus if completion.result >> 2 & 3 == 2 => {
+            AdminCommand::Shutdown => one.send_admin(AdminCommand::ShutdownStatus),
+            AdminCommand::ShutdownStatus if completion.result >> 2 & 3 == 2 => {
                 self.counts.shutdowns += 1;
                 self.lose(number, "it is shut down");
                 self.fenced(number, true);
             }
-            AdminQuestion::ShutdownStatus => one.ask(AdminQuestion::ShutdownStatus),
+            AdminCommand::ShutdownStatus => one.send_admin(AdminCommand::ShutdownStatus),
             _ => {}
         }
         Ok(())
@@ -150,19 +155,19 @@ impl NvmeTargetWorld {
 
     fn admin_data(&mut self, number: usize, id: u16, data: &[u8]) -> Result<(), Violation> {
         let one = &mut self.associations[number];
-        match one.admin_questions.remove(&id) {
-            Some(AdminQuestion::Identify) => {
+        match one.admin_commands.remove(&id) {
+            Some(AdminCommand::Identify) => {
                 let bytes = data.try_into().map_err(|_| "Identify without 4096 bytes")?;
                 let can = FenceCapabilities::decode(bytes);
                 (one.instance, one.quiesce) = (can.instance, Nanos::from_millis(can.quiesce_time_ms.into()));
-                one.ask(AdminQuestion::Mask);
+                one.send_admin(AdminCommand::Mask);
             }
-            Some(AdminQuestion::ResetLog) => {
+            Some(AdminCommand::ResetLog) => {
                 for entry in decode_cross_controller_reset_log(data) {
                     let is_done = entry.status == CrossControllerResetStatus::Succeeded;
                     let victim = self.associations.iter().position(|one| {
                         let instance = one.instance.map(|instance| (instance.id, instance.uniquifier));
-                        one.fence == FenceStep::Asked(number)
+                        one.fence == FenceStep::ResetBy(number)
                             && one.step == AssociationStep::Lost
                             && instance == Some((entry.impacted, entry.uniquifier))
                     });
@@ -172,7 +177,7 @@ impl NvmeTargetWorld {
                     }
                 }
             }
-            Some(AdminQuestion::Page) => {}
+            Some(AdminCommand::Page) => {}
             other => return Err(format!("data for {other:?}")),
         }
         Ok(())
@@ -199,12 +204,12 @@ impl NvmeTargetWorld {
                 if self.associations[victim].is_active() {
                     self.lose(victim, "another association resets it");
                 }
-                let is_credulous =
+                let believes_early =
                     self.hosts[self.associations[victim].host].policy == RetryPolicy::EarlyReset;
-                if is_credulous && self.associations[victim].step == AssociationStep::Lost {
+                if believes_early && self.associations[victim].step == AssociationStep::Lost {
                     self.fenced(victim, true);
                 } else {
-                    self.associations[victim].fence = FenceStep::Asked(number);
+                    self.associations[victim].fence = FenceStep::ResetBy(number);
                 }
             }
             (false, _) if self.associations[victim].step == AssociationStep::Lost => {
@@ -218,19 +223,19 @@ impl NvmeTargetWorld {
     fn io_answer(&mut self, number: usize, completion: Completion) -> Result<(), Violation> {
         let one = &mut self.associations[number];
         let host = one.host;
-        let question = one.io_questions.remove(&completion.id);
+        let sent = one.io_commands.remove(&completion.id);
         let is_done = completion.status.is_ok();
-        match question.ok_or_else(|| format!("an answer to no command: {completion:?}"))? {
-            IoQuestion::Connect if is_done => one.step = AssociationStep::Ready,
+        match sent.ok_or_else(|| format!("an answer to no command: {completion:?}"))? {
+            IoCommand::Connect if is_done => one.step = AssociationStep::Ready,
             // The controller is about to end.
-            IoQuestion::Connect => {}
-            IoQuestion::Write { block, stamp } => {
+            IoCommand::Connect => {}
+            IoCommand::Write { block, stamp } => {
                 self.counts.requests += 1;
                 self.counts.inaccessible += u64::from(completion.status == NvmeStatus::ANA_INACCESSIBLE);
                 let mut disk = lock_mutex(&self.disk);
                 self.hosts[host].blocks[block].written(stamp, is_done, &mut disk);
             }
-            IoQuestion::Read { block, .. } => {
+            IoCommand::Read { block, .. } => {
                 self.counts.requests += 1;
                 self.hosts[host].blocks[block].is_busy = false;
             }
@@ -240,7 +245,7 @@ impl NvmeTargetWorld {
 
     fn io_data(&mut self, number: usize, id: u16, data: &[u8]) -> Result<(), Violation> {
         let one = &mut self.associations[number];
-        let Some(IoQuestion::Read { block, allowed }) = one.io_questions.remove(&id) else {
+        let Some(IoCommand::Read { block, allowed }) = one.io_commands.remove(&id) else {
             return Err("data for no read".into());
         };
         (self.counts.requests, self.counts.compared) = (self.counts.requests + 1, self.counts.compared + 1);
@@ -252,7 +257,7 @@ impl NvmeTargetWorld {
         if let Some(io) = self.connect_queue(host, 1, controller, 0) {
             let one = &mut self.associations[number];
             one.io = Some(io);
-            one.io_questions.insert(1, IoQuestion::Connect);
+            one.io_commands.insert(1, IoCommand::Connect);
             one.step = AssociationStep::ConnectingQueue;
         }
     }
@@ -260,7 +265,7 @@ impl NvmeTargetWorld {
     fn send_requests(&mut self, number: usize) {
         let host = self.associations[number].host;
         for _ in 0..self.work.below(3) {
-            if self.associations[number].io_questions.len() >= self.depth {
+            if self.associations[number].io_commands.len() >= self.depth {
                 return;
             }
             let all = &self.hosts[host].blocks;
@@ -279,10 +284,10 @@ impl NvmeTargetWorld {
         if is_write && model.may_write() {
             let stamp = one.next_stamp(number);
             model.write(stamp);
-            one.request(at, IoQuestion::Write { block, stamp });
+            one.request(at, IoCommand::Write { block, stamp });
         } else if !is_write && !model.is_busy {
             let allowed = model.read();
-            one.request(at, IoQuestion::Read { block, allowed });
+            one.request(at, IoCommand::Read { block, allowed });
         }
     }
 
@@ -299,12 +304,13 @@ impl NvmeTargetWorld {
 
     /// Sometimes loses the association, or resets a working one through it.
     fn disturb_association(&mut self, number: usize) {
-        let (loses, hangs) =
-            (!self.plan.without.has(DisturbanceClass::Lost), !self.plan.without.has(DisturbanceClass::Hang));
+        let has = |class| !self.plan.without.has(class);
+        let (loses, hangs, lies) =
+            (has(DisturbanceClass::Lost), has(DisturbanceClass::Hang), has(DisturbanceClass::Nonsense));
         if !self.control.one_in(150) {
             return;
         }
-        match self.control.below(8) {
+        match self.control.below(10) {
             0..3 if hangs => {
                 self.counts.silent += 1;
                 self.associations[number].is_silent = true;
@@ -327,10 +333,12 @@ impl NvmeTargetWorld {
                 if let Some(io) = one.io.take() {
                     self.net.borrow_mut().leave(io.link, false, false);
                 }
-                one.ask(AdminQuestion::Shutdown);
+                one.send_admin(AdminCommand::Shutdown);
                 self.say(format!("association {number} shuts down"));
             }
             6 if loses => self.reset_another(number),
+            7 if lies => self.ask_forbidden_reset(number),
+            8 if lies => self.connect_forbidden_queue(number),
             _ => {}
         }
     }
@@ -353,109 +361,7 @@ impl NvmeTargetWorld {
             let Some(instance) = self.associations[victim].instance else { return };
             self.say(format!("association {source} resets {victim}, which works"));
             self.associations[source].ask_reset(victim, instance);
-            self.associations[victim].was_asked_for = true;
-        }
-    }
-
-    /// The association is lost: its unanswered writes may land until it is fenced.
-    pub(super) fn lose(&mut self, number: usize, why: &str) {
-        self.say(format!("association {number} is lost: {why}"));
-        let one = &mut self.associations[number];
-        let host = one.host;
-        one.step = AssociationStep::Lost;
-        for question in std::mem::take(&mut one.io_questions).into_values() {
-            match question {
-                IoQuestion::Connect => {}
-                IoQuestion::Write { block, .. } => self.hosts[host].blocks[block].lose(number, true),
-                IoQuestion::Read { block, .. } => self.hosts[host].blocks[block].lose(number, false),
-            }
-        }
-        one.admin_questions.clear();
-        match self.hosts[host].policy {
-            RetryPolicy::Reset | RetryPolicy::EarlyReset => {
-                self.associations[number].fence = FenceStep::Wanted;
-            }
-            RetryPolicy::Wait => self.wait_for_fence(number),
-            RetryPolicy::AtOnce => self.associations[number].fence = FenceStep::Until(self.now),
-        }
-    }
-
-    fn wait_for_fence(&mut self, number: usize) {
-        let keep_alive = self.hosts[self.associations[number].host].keep_alive;
-        let one = &mut self.associations[number];
-        // A host that has not read the quiesce time yet has sent no write either.
-        let fence = WriteFence { kato: keep_alive, is_traffic_based: false, quiesce: one.quiesce };
-        one.fence = FenceStep::Until(fence.ends_at(self.now, self.now));
-    }
-
-    /// The host may repeat the writes of a lost association. `is_promised` if the target has said
-    /// so, or its times have passed.
-    pub(super) fn fenced(&mut self, number: usize, is_promised: bool) {
-        self.say(format!("association {number} is fenced"));
-        if is_promised {
-            lock_mutex(&self.disk).fenced.insert(number);
-        }
-        let host = self.associations[number].host;
-        self.hosts[host].blocks.iter_mut().for_each(|block| block.fenced(number));
-        self.close(number);
-    }
-
-    /// Closes the connections of an association for good.
-    pub(super) fn close(&mut self, number: usize) {
-        let one = &mut self.associations[number];
-        one.step = AssociationStep::Over;
-        for queue in one.queues() {
-            self.net.borrow_mut().leave(queue.link, false, true);
-        }
-    }
-
-    /// Time at which the next lost association is fenced by a time.
-    pub(super) fn next_fence(&self) -> Nanos {
-        let lost = self.associations.iter().filter(|one| one.step == AssociationStep::Lost);
-        let until = lost.filter_map(|one| match one.fence {
-            FenceStep::Until(at) => Some(at),
-            _ => None,
-        });
-        until.min().unwrap_or(Nanos::NEVER)
-    }
-
-    /// Continues the fences of lost associations.
-    pub(super) fn look_at_fences(&mut self) {
-        for number in 0..self.associations.len() {
-            let one = &self.associations[number];
-            if one.step != AssociationStep::Lost {
-                continue;
-            }
-            let host = one.host;
-            match one.fence {
-                FenceStep::Until(at) if at <= self.now => {
-                    let is_promised = self.hosts[host].policy != RetryPolicy::AtOnce;
-                    self.counts.waits += u64::from(is_promised);
-                    self.fenced(number, is_promised);
-                }
-                FenceStep::Until(_) => {}
-                // The association that was asked is lost too.
-                FenceStep::Asked(by) if !self.associations[by].is_active() => {
-                    self.associations[number].fence = FenceStep::Wanted;
-                }
-                FenceStep::Asked(_) => {}
-                FenceStep::Wanted => {
-                    let Some(instance) = one.instance else {
-                        // Nothing was sent over it yet.
-                        self.fenced(number, false);
-                        continue;
-                    };
-                    let can = |by: &usize| {
-                        let other = &self.associations[*by];
-                        let is_ready = other.step == AssociationStep::Ready && !other.is_silent;
-                        *by != number && other.host == host && is_ready && !other.awaits_reset(number)
-                    };
-                    if let Some(by) = (0..self.associations.len()).find(can) {
-                        self.associations[number].fence = FenceStep::Asked(by);
-                        self.associations[by].ask_reset(number, instance);
-                    }
-                }
-            }
+            self.associations[victim].may_be_reset = true;
         }
     }
 }

@@ -4,6 +4,7 @@ use super::association::{AssociationStep, HostAssociation};
 use super::counts::NvmeTargetCounts;
 use super::disk::{DiskContent, FencedDisk};
 use super::fence::RetryPolicy;
+use super::forbidden::ForbiddenConnect;
 use super::host::{BlockModel, SimHost};
 use super::queue::HostQueue;
 use crate::counts::CombinedRunHash;
@@ -45,6 +46,8 @@ pub struct NvmeTargetWorld {
     pub(super) hosts: Vec<SimHost>,
     /// All associations so far; the index is the number in stamps.
     pub(super) associations: Vec<HostAssociation>,
+    /// Connects that the target must refuse, and that have no answer.
+    pub(super) forbidden_connects: Vec<ForbiddenConnect>,
     pub(super) net: Rc<RefCell<SimNetwork>>,
     pub(super) server: Option<NvmeServer>,
     pub(super) schedule: SimRng,
@@ -110,6 +113,7 @@ impl NvmeTargetWorld {
             disk,
             hosts: (0..hosts).map(host).collect(),
             associations: Vec::new(),
+            forbidden_connects: Vec::new(),
             net,
             server: Some(server),
             schedule,
@@ -178,6 +182,9 @@ impl NvmeTargetWorld {
         for number in 0..self.associations.len() {
             self.close(number);
         }
+        self.forbidden_connects
+            .drain(..)
+            .for_each(|one| self.net.borrow_mut().leave(one.link(), false, true));
         self.step_until("the end of the controllers", |world| {
             let stats = world.server.as_ref().map(NvmeServer::stats).unwrap_or_default();
             (stats.controllers, stats.connections, stats.orphans) == (0, 0, 0)
@@ -245,7 +252,8 @@ impl NvmeTargetWorld {
             self.set_ana_state(AnaState::Optimized);
         }
         self.connect_hosts();
-        self.look_at_fences();
+        self.advance_fences()?;
+        self.advance_forbidden_connects()?;
         let mut next = self.ana_until.min(self.next_fence());
         for core in &self.cores {
             next = next.min(core.outside.borrow_mut().go_on());

@@ -13,6 +13,7 @@ use udm_wire::nvme::{
 /// Results of an asynchronous event: a notice, its information, and the log page.
 const NAMESPACE_EVENT: u64 = 2 | 0x04 << 16;
 const ANA_EVENT: u64 = 2 | 3 << 8 | 0x0c << 16;
+const RESET_EVENT: u64 = 2 | 0xf4 << 8 | 0x1e << 16;
 
 impl ControllerConn {
     /// Takes a command with the data of its capsule.
@@ -97,7 +98,9 @@ impl ControllerConn {
         }
         let (number, id) = (a.controllers.len(), a.controllers.len() as u16 + 1);
         let target = (self.target, &*a.target);
-        a.controllers.push(SimController::new(target, id, self.link, connect.keep_alive_ms, a.now));
+        let (link, random) = ((self.link, self.behavior.loses_close), a.chance.any());
+        let controller = SimController::new(target, id, link, connect.keep_alive_ms, random, a.now);
+        a.controllers.push(controller);
         a.shared.say(format!("connection {}: the admin queue of controller {number}", self.link));
         a.counts.associations += 1;
         (self.stage, self.entries) = (ConnStage::Admin(number), connect.queue_size + 1);
@@ -159,8 +162,15 @@ impl ControllerConn {
     ) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {command:?}: {why}", self.link));
         let id = command.id();
-        if self.is_drawn(self.behavior.lies, a) {
-            self.lie(a);
+        if self.is_drawn(self.behavior.violations, a) {
+            self.note_violation(a);
+            if self.limits.header_digest && a.chance.one_in(2) {
+                // A good completion, except for its digest.
+                let mut bad = response(id, 0, NvmeStatus::SUCCESS, &self.limits);
+                bad[9] ^= 1;
+                self.answer(id, PduSequence::from([bad]));
+                return Ok(());
+            }
             // A completion of no command, and no other one.
             self.complete(id, 0, NvmeStatus::SUCCESS);
             let bad = response(FREE_ID, 0, NvmeStatus::SUCCESS, &self.limits);
@@ -193,7 +203,8 @@ impl ControllerConn {
                 let (bytes, list) = namespace.encode();
                 let bytes = match IdentifyTarget::decode(command) {
                     IdentifyTarget::Controller => {
-                        a.target.description.encode(a.controllers[controller].id, namespace)
+                        let one = &a.controllers[controller];
+                        a.target.description.encode(one.id, one.instance, namespace)
                     }
                     IdentifyTarget::Namespace(1) => bytes,
                     IdentifyTarget::NamespaceDescriptors(1) => list,
@@ -218,8 +229,10 @@ impl ControllerConn {
                 if a.controllers[controller].event_request.replace(id).is_some() {
                     return wrong("a second event request");
                 }
+                a.controllers[controller].is_ready = true;
                 self.report_events(controller, a);
             }
+            AdminOpcode::CrossControllerReset => return self.reset_command(controller, command, a),
             AdminOpcode::KeepAlive => {
                 if self.is_drawn(self.behavior.hangs, a) {
                     // Without an answer, and without a restart of the timer of a host that must
@@ -241,7 +254,7 @@ impl ControllerConn {
         command: &CommandCapsule,
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
-        let LogPageRequest { page, len, offset, .. } = LogPageRequest::decode(command);
+        let LogPageRequest { page, specific, len, offset, .. } = LogPageRequest::decode(command);
         let mut data = match page {
             LogPage::ChangedNamespaces => {
                 a.controllers[controller].is_namespace_armed = true;
@@ -249,8 +262,15 @@ impl ControllerConn {
             }
             LogPage::Ana if a.target.description.has_ana => {
                 let one = &mut a.controllers[controller];
-                (one.is_ana_armed, one.ana_report) = (true, Some((a.target.ana, AnaReport::Sent)));
+                one.is_ana_armed = true;
+                let is_known = one.ana_report.is_some_and(|(state, _)| state == a.target.ana);
+                if !is_known {
+                    one.ana_report = Some((a.target.ana, AnaReport::Sent));
+                }
                 a.target.description.ana_log(a.target.ana_changes, a.target.ana)
+            }
+            LogPage::CrossControllerReset if a.target.description.resets_max > 0 => {
+                self.reset_log(controller, specific & 1 != 0, a)
             }
             other => return Err(format!("connection {}: a read of log page {other:?}", self.link)),
         };
@@ -278,6 +298,9 @@ impl ControllerConn {
         } else if one.ana_changed && one.is_ana_armed {
             (one.ana_changed, one.is_ana_armed) = (false, false);
             ANA_EVENT
+        } else if one.reset_ended && one.is_reset_armed && a.target.description.reports_resets {
+            (one.reset_ended, one.is_reset_armed) = (false, false);
+            RESET_EVENT
         } else {
             return;
         };

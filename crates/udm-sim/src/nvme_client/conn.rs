@@ -4,7 +4,8 @@
 use super::counts::NvmeClientCounts;
 use super::description::NamespaceDescription;
 use super::pdus::PduSequence;
-use super::target::{ConnBehavior, SimController, SimTarget};
+use super::sent_writes::SentWrites;
+use super::target::{ConnBehavior, SimController, SimTarget, TargetAvailability};
 use crate::model::Violation;
 use crate::nbd::net::SimNetwork;
 use crate::remote_disk::shared::FrontEndSharedState;
@@ -35,7 +36,7 @@ pub(super) enum ConnStage {
 }
 
 /// An I/O command at the disk of a target.
-pub(super) struct StoredJob {
+pub(super) struct DiskCommand {
     pub(super) link: usize,
     pub(super) controller: usize,
     pub(super) id: u16,
@@ -46,6 +47,8 @@ pub(super) struct StoredJob {
     /// Stamps of the written data.
     pub(super) stamps: Vec<u64>,
     pub(super) due: Nanos,
+    /// Latest time of the execution. It is known if the target is stopped.
+    pub(super) limit: Nanos,
 }
 
 /// A write whose data the controller asks for.
@@ -79,8 +82,10 @@ pub(super) struct ControllerConn {
     pub(super) closing: bool,
     /// Earliest time of the next turn.
     pub(super) next: Nanos,
-    /// The target has violated the protocol.
-    pub(super) lied: bool,
+    /// The target has sent something for which a host must end the association.
+    pub(super) has_violated: bool,
+    /// Time at which the host has received it.
+    pub(super) violation_received: Option<Nanos>,
 }
 
 /// The parts of the world that a connection uses.
@@ -89,6 +94,7 @@ pub(super) struct ConnContext<'a> {
     pub(super) target: &'a mut SimTarget,
     pub(super) namespace: &'a NamespaceDescription,
     pub(super) controllers: &'a mut Vec<SimController>,
+    pub(super) writes: &'a mut SentWrites,
     pub(super) shared: &'a mut FrontEndSharedState,
     pub(super) chance: &'a mut SimRng,
     pub(super) counts: &'a mut NvmeClientCounts,
@@ -139,7 +145,8 @@ impl ControllerConn {
             out: VecDeque::new(),
             closing: false,
             next: now,
-            lied: false,
+            has_violated: false,
+            violation_received: None,
         }
     }
 
@@ -156,9 +163,15 @@ impl ControllerConn {
     }
 
     /// Time of the next turn.
-    pub(super) fn reason(&self, net: &SimNetwork, controllers: &[SimController]) -> Nanos {
+    pub(super) fn reason(
+        &self,
+        net: &SimNetwork,
+        target: &SimTarget,
+        controllers: &[SimController],
+    ) -> Nanos {
         let link = &net.links[self.link];
-        let sends = (!self.out.is_empty() || !self.answers.is_empty()) && link.up.len() < UP_MAX;
+        let has_output = !self.out.is_empty() || !self.answers.is_empty();
+        let sends = has_output && link.up.len() < UP_MAX && target.mode != TargetAvailability::OneWay;
         let notices = (link.shut || link.half_shut) && self.behavior.notices_close;
         let is_ended = self.controller().is_some_and(|controller| controllers[controller].is_over);
         match () {
@@ -177,6 +190,18 @@ impl ControllerConn {
     fn is_unknown(&self, net: &SimNetwork) -> bool {
         let link = &net.links[self.link];
         (link.shut || link.half_shut) && self.controller().is_none()
+    }
+
+    /// True if all that the target has sent is with the host.
+    pub(super) fn has_delivered(&self, net: &SimNetwork) -> bool {
+        self.out.is_empty() && self.answers.is_empty() && net.links[self.link].up.is_empty()
+    }
+
+    /// Ends the connection; the host does not learn of it.
+    fn vanish(&mut self) {
+        self.stage = ConnStage::Over;
+        self.answers.clear();
+        self.out.clear();
     }
 
     /// Ends the connection. Nothing more is read from it.
@@ -200,6 +225,10 @@ impl ControllerConn {
             let is_admin = matches!(self.stage, ConnStage::Admin(_));
             if is_closed && (is_admin || (broken && a.chance.one_in(2))) {
                 a.end_controller(controller, "a connection is closed");
+            }
+            if !is_closed && a.controllers[controller].vanished_at.is_some() {
+                self.vanish();
+                return Ok(());
             }
             if is_closed || a.controllers[controller].is_over {
                 // The queue of a lane that was closed is free.
@@ -238,7 +267,7 @@ impl ControllerConn {
     }
 
     fn take_in(&mut self, a: &mut ConnContext<'_>) -> Result<(), Violation> {
-        if self.behavior.mute || self.closing {
+        if self.behavior.silent || self.closing {
             self.input.clear();
             return Ok(());
         }
@@ -260,8 +289,11 @@ impl ControllerConn {
             if let Some(controller) = self.controller()
                 && (a.controllers[controller].is_over || a.controllers[controller].look_at_timer(a.now))
             {
-                a.counts.expired += 1;
-                a.end_controller(controller, "its keep-alive timer has expired");
+                if !a.controllers[controller].is_over {
+                    a.counts.expired += 1;
+                    a.end_controller(controller, "its keep-alive timer has expired");
+                    a.controllers[controller].lose_close(a.target.mode, a.now);
+                }
                 return Ok(());
             }
             let Some((header, pdu)) = self.next_pdu()? else { break };
@@ -283,15 +315,15 @@ impl ControllerConn {
         self.limits.data_digest = request.data_digest;
         self.h2c_max = a.target.description.h2c_max;
         self.limits.data_max = self.h2c_max;
-        let lies = self.is_drawn(self.behavior.lies * 4, a);
+        let violations = self.is_drawn(self.behavior.violations * 4, a);
         let response = InitializeResponse {
             controller_alignment: 0,
             header_digest: request.header_digest,
-            data_digest: request.data_digest != lies,
+            data_digest: request.data_digest != violations,
             max_h2c_data: self.h2c_max,
         };
-        if lies {
-            self.lie(a);
+        if violations {
+            self.note_violation(a);
         }
         self.out.extend(response.encode());
         self.stage = ConnStage::Connecting;
@@ -324,14 +356,17 @@ impl ControllerConn {
     }
 
     /// Records that the target violates the protocol.
-    pub(super) fn lie(&mut self, a: &mut ConnContext<'_>) {
-        self.lied = true;
-        a.counts.lies += 1;
+    pub(super) fn note_violation(&mut self, a: &mut ConnContext<'_>) {
+        self.has_violated = true;
+        a.counts.violations += 1;
         a.trouble();
         a.shared.say(format!("connection {}: a violation of the protocol", self.link));
     }
 
     fn write(&mut self, a: &mut ConnContext<'_>) {
+        if a.target.mode == TargetAvailability::OneWay {
+            return;
+        }
         while self.out.len() < UP_MAX && !self.answers.is_empty() {
             let i = a.chance.below(self.answers.len() as u64) as usize;
             self.out.extend(self.answers[i].pop_front().unwrap_or_default());

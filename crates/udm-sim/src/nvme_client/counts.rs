@@ -42,7 +42,7 @@ counts! {
         /// Parts of writes that targets asked for.
         pub transfers: u64,
         /// Violations of the protocol.
-        pub lies: u64,
+        pub violations: u64,
         /// Bits that were flipped on the way to or from udm's own target.
         pub flipped: u64,
         /// Connections that a target closed.
@@ -53,6 +53,8 @@ counts! {
         pub landed: u64,
         /// Lost controllers that another controller has reset while writes waited.
         pub resets: u64,
+        /// Resets that a model target has reported as successful.
+        pub model_resets: u64,
         /// Resets that were refused or failed.
         pub refused_resets: u64,
         /// Reports of writes that wait, or waited.
@@ -60,11 +62,13 @@ counts! {
         /// Targets that were stopped.
         pub stopped: u64,
         /// Targets that were cut off.
-        pub holes: u64,
+        pub unreachable: u64,
+        /// Targets of which nothing was delivered.
+        pub one_way: u64,
         /// Targets that refused connections.
-        pub deaf: u64,
+        pub refusing: u64,
         /// Targets that accepted connections and were silent.
-        pub mute: u64,
+        pub silent: u64,
         /// Targets that returned with another namespace.
         pub others: u64,
         /// Targets that were killed.
@@ -107,17 +111,19 @@ impl NvmeClientCounts {
             ("errors", Class::Errors, self.refused),
             ("writes refused early", Class::Errors, self.early),
             ("queues refused", Class::Errors, self.refused_queues),
-            ("violations", Class::Nonsense, self.lies),
+            ("violations", Class::Nonsense, self.violations),
             ("flipped bits", Class::Nonsense, self.flipped),
             ("timers expired", Class::Stalls, self.expired),
             ("late writes", Class::Late, self.landed),
             ("writes that waited", Class::Stalls, self.waited),
             ("controllers reset", Class::Stalls, self.resets),
+            ("resets by a model target", Class::Stalls, self.model_resets),
             ("resets refused", Class::Stalls, self.refused_resets),
             ("targets stopped", Class::Stalls, self.stopped),
-            ("targets cut off", Class::Stalls, self.holes),
-            ("targets that refuse", Class::Paths, self.deaf),
-            ("mute targets", Class::Paths, self.mute),
+            ("targets cut off", Class::Stalls, self.unreachable),
+            ("targets whose answers were cut off", Class::Stalls, self.one_way),
+            ("targets that refuse", Class::Paths, self.refusing),
+            ("silent targets", Class::Paths, self.silent),
             ("other namespaces", Class::Limits, self.others),
             ("namespaces grown", Class::Limits, self.grown),
             ("targets killed", Class::Paths, self.killed),

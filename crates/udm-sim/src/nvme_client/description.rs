@@ -4,7 +4,7 @@ use crate::plan::{DisturbanceClass, ExcludedDisturbances};
 use crate::rng::SimRng;
 use udm_core::Nanos;
 use udm_wire::nvme::host::{ControllerFacts, NamespaceFacts};
-use udm_wire::nvme::{AnaGroup, AnaState, IDENTIFY_SIZE, encode_ana_log};
+use udm_wire::nvme::{AnaGroup, AnaState, ControllerInstance, IDENTIFY_SIZE, encode_ana_log};
 
 /// The ANA group of the namespace.
 const ANA_GROUP: u32 = 2;
@@ -49,6 +49,12 @@ pub(super) struct ControllerDescription {
     /// The time that commands in flight need after the end of a controller.
     pub(super) quiesce_ms: u16,
     pub(super) has_ana: bool,
+    /// Controllers say by which instance they can be reset.
+    pub(super) has_instance: bool,
+    /// Resets of other controllers at a time; 0 for none.
+    pub(super) resets_max: u8,
+    /// An event reports the end of a reset.
+    pub(super) reports_resets: bool,
     /// Times before a retry, in steps of 100 ms.
     retry_delays: [u16; 3],
 }
@@ -125,6 +131,9 @@ impl ControllerDescription {
             is_traffic_based: c.one_in(3),
             quiesce_ms: c.pick(&[0, 200, 1000]),
             has_ana: c.below(3) > 0,
+            has_instance: c.below(4) > 0,
+            resets_max: c.pick(&[0, 1, 4]),
+            reports_resets: c.one_in(2),
             retry_delays: [1, 5, 20],
         }
     }
@@ -146,13 +155,23 @@ impl ControllerDescription {
     }
 
     /// Identify Controller.
-    pub(super) fn encode(&self, id: u16, namespace: &NamespaceDescription) -> Box<[u8; IDENTIFY_SIZE]> {
+    pub(super) fn encode(
+        &self,
+        id: u16,
+        instance: Option<ControllerInstance>,
+        namespace: &NamespaceDescription,
+    ) -> Box<[u8; IDENTIFY_SIZE]> {
         let mut bytes = Box::new([0; IDENTIFY_SIZE]);
         let all = &mut bytes[..];
         all[76] = if self.has_ana { 1 << 3 | 0b11 } else { 0b11 };
         all[77] = self.transfer_pages_log2;
         put(all, 78, &id.to_le_bytes());
-        put(all, 92, &(1_u32 << 8 | 1 << 11).to_le_bytes());
+        put(all, 92, &(1_u32 << 8 | 1 << 11 | u32::from(self.reports_resets) << 20).to_le_bytes());
+        if let Some(instance) = instance {
+            all[135] = instance.uniquifier;
+            put(all, 136, &instance.random.to_le_bytes());
+        }
+        all[1807] = self.resets_max;
         put(all, 96, &(u32::from(self.is_traffic_based) << 6).to_le_bytes());
         all[111] = 1;
         for (at, delay) in [128, 130, 132].into_iter().zip(self.retry_delays) {
@@ -183,7 +202,7 @@ impl ControllerDescription {
 
     /// What an initiator knows of the controller and the namespace.
     pub(super) fn facts(&self, namespace: &NamespaceDescription) -> Result<NamespaceFacts, String> {
-        let bytes = self.encode(1, namespace);
+        let bytes = self.encode(1, None, namespace);
         let controller = ControllerFacts::decode(&bytes, 1, self.capabilities())?;
         let (bytes, list) = namespace.encode();
         NamespaceFacts::decode(1, &bytes, &list, &controller)

@@ -1,8 +1,9 @@
 //! The commands of an I/O queue: their checks, the data of writes, and their execution at the disk.
 
-use super::conn::{ConnContext, ControllerConn, PendingWrite, StoredJob};
+use super::conn::{ConnContext, ControllerConn, DiskCommand, PendingWrite};
+use super::controllers::NOTICE_TIME;
 use super::pdus::{ForgedSubject, PduSequence, bytes_of, data_answer, forge, ready_to_transfer, response};
-use super::target::AnaReport;
+use super::target::{AnaReport, TargetAvailability};
 use crate::model::Violation;
 use crate::remote_disk::disk::ServerDisk;
 use crate::stamp;
@@ -13,9 +14,6 @@ use udm_wire::nvme::{
     AnaState, CommandCapsule, DataPdu, DataPointer, DatasetRange, DatasetRequest, NvmOpcode, NvmeStatus,
     PduHeader, RwFlags, RwRequest, WriteZeroesFlags,
 };
-
-/// After an ANA report was received, the time in which all cores learn of it.
-const REPORT_TIME: Nanos = Nanos::from_millis(5);
 
 /// The status of a command in an ANA state in which none is executed.
 fn ana_status(state: AnaState) -> NvmeStatus {
@@ -45,7 +43,7 @@ impl ControllerConn {
         match command.data_pointer() {
             // Data that the controller asks for.
             DataPointer::Transport { len } if is_sent && data.is_empty() && len > 0 => {
-                if !self.lied && self.is_drawn(self.behavior.early, a) {
+                if !self.has_violated && self.is_drawn(self.behavior.early, a) {
                     a.counts.early += 1;
                     self.refuse(command.id(), a);
                     return Ok(());
@@ -79,7 +77,7 @@ impl ControllerConn {
             return Ok(());
         };
         let submitted = a.shared.model.submitted_at(stamp >> 10);
-        match submitted.is_some_and(|submitted| submitted > at + REPORT_TIME) && !is_usable(state) {
+        match submitted.is_some_and(|submitted| submitted > at + NOTICE_TIME) && !is_usable(state) {
             true => Err(format!("connection {}: a write in ANA state {state:?}", self.link)),
             false => Ok(()),
         }
@@ -112,7 +110,7 @@ impl ControllerConn {
         let wrong = |why: &str| Err(format!("connection {}: {head:?}: {why}", self.link));
         let Some(write) = self.writes.get_mut(&head.command) else {
             // The host follows an R2T that violates the protocol.
-            return if self.lied { Ok(()) } else { wrong("data of no write") };
+            return if self.has_violated { Ok(()) } else { wrong("data of no write") };
         };
         let Some((asked, have)) = &mut write.transfer else { return wrong("data that was not asked for") };
         if head.tag != asked.tag || head.offset != asked.offset + *have || head.len != header.data_len {
@@ -176,6 +174,7 @@ impl ControllerConn {
         }
         let stamps = if op == Op::Write { self.stamps(data)? } else { Vec::new() };
         self.check_ana(controller, &stamps, a)?;
+        a.writes.note(controller, &stamps);
         let hangs = self.is_drawn(self.behavior.hangs, a);
         let most = a.chance.pick(&[5, 20, 200]);
         let hang = Nanos(if hangs { a.chance.between(1, most) * 100_000_000 } else { 0 });
@@ -183,9 +182,22 @@ impl ControllerConn {
             a.counts.hangs += 1;
             a.trouble();
         }
+        // Without an answer, nobody sees how long it takes: up to the end of the controller.
+        let is_held = a.target.mode == TargetAvailability::OneWay && a.chance.one_in(2);
+        let hang = if is_held { Nanos::NEVER } else { hang };
         let due = a.now + hang + Nanos(a.chance.span(self.behavior.latency));
         let is_durable = is_durable || !a.namespace.write_cache;
-        a.target.jobs.push(StoredJob { link: self.link, controller, id, op, range, is_durable, stamps, due });
+        a.target.jobs.push(DiskCommand {
+            link: self.link,
+            controller,
+            id,
+            op,
+            range,
+            is_durable,
+            stamps,
+            due,
+            limit: Nanos::NEVER,
+        });
         Ok(())
     }
 
@@ -217,7 +229,7 @@ impl ControllerConn {
     }
 
     /// Executes a command at the disk, and answers it. Its connection is this one.
-    pub(super) fn carry_out(&mut self, job: &StoredJob, disk: &mut ServerDisk, a: &mut ConnContext<'_>) {
+    pub(super) fn carry_out(&mut self, job: &DiskCommand, disk: &mut ServerDisk, a: &mut ConnContext<'_>) {
         let args = [u64::from(job.id), self.link as u64, 0, 0];
         a.shared.trace.add(a.now, NO_CORE, TraceEventKind::Answered, args);
         if !is_usable(a.target.ana) {
@@ -243,8 +255,8 @@ impl ControllerConn {
         if fails {
             return self.refuse(job.id, a);
         }
-        if self.is_drawn(self.behavior.lies, a) {
-            self.lie(a);
+        if self.is_drawn(self.behavior.violations, a) {
+            self.note_violation(a);
             let reads = bytes_of(&stamps);
             let subject = ForgedSubject { id: job.id, reads: &reads };
             let lie = forge(&subject, &self.limits, a.chance);

@@ -19,25 +19,30 @@
 //!   other, and the world cuts the wires between them, stops the target, and flips bits.
 //!
 //! * `description`, `target`: the other targets and their controllers. `conn`, `admin`, `io`,
-//!   `pdus`: their end of a connection.
+//!   `pdus`: their end of a connection. `resets`: how they reset each other's controllers.
+//! * `controllers`, `sent_writes`: checks of what the initiator makes of all this.
 //! * `world`, `turn`, `actions`, `shutdown`: the run. `counts`: the counters. The network is that
 //!   of the NBD worlds (`nbd::net`, `nbd::kernel`).
 
 mod actions;
 mod admin;
 mod conn;
+mod controllers;
 mod counts;
 mod description;
 mod io;
 mod own_target;
 mod own_target_turn;
 mod pdus;
+mod resets;
+mod sent_writes;
 mod shutdown;
 mod target;
 mod turn;
 mod world;
 
 use crate::plan::RunPlan;
+use crate::remote_disk::run::RemoteDiskWorld;
 use crate::remote_disk::shared::lock_front_end_state;
 use crate::run::{RunFailure, catch_panic, finish_run};
 pub use counts::NvmeClientCounts;
@@ -50,7 +55,8 @@ use world::NvmeClientWorld;
 pub fn run(plan: &RunPlan) -> Result<NvmeClientCounts, Box<RunFailure>> {
     let mut world = None;
     let outcome = catch_panic(|| world.insert(NvmeClientWorld::new(plan)?).run());
-    let last_events =
-        |world: &mut NvmeClientWorld| (world.step, lock_front_end_state(&world.shared).trace.lines());
+    let last_events = |world: &mut NvmeClientWorld| {
+        (world.machine.step, lock_front_end_state(&world.machine.shared).trace.lines())
+    };
     finish_run(plan, outcome, world, |world| world.counts(), last_events)
 }

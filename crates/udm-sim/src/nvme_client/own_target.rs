@@ -61,6 +61,8 @@ pub(super) struct OwnTarget {
     core_set: Arc<ProcessCores>,
     pub(super) cores: Vec<SteppedRingCore>,
     server: Option<NvmeServer>,
+    /// The device of the disk.
+    device: DeviceId,
     disk: Arc<Mutex<OwnDiskState>>,
 }
 
@@ -118,7 +120,8 @@ impl OwnTarget {
         let latency = build.pick(&[100, 10_000, 1_000_000]);
         let cores = (0..count).map(|id| SteppedRingCore::new(&core_set, id, net, latency, build)).collect();
         let exports = Arc::new(Exports::new());
-        let device = Arc::new(OwnDisk { id: DeviceId::new(), state: Arc::clone(&disk) });
+        let id = DeviceId::new();
+        let device = Arc::new(OwnDisk { id, state: Arc::clone(&disk) });
         let name = format!("disk{namespace}");
         let export = Export::new(name, "", false, device).map_err(|error| error.to_string())?;
         exports.add(export).map_err(|error| error.to_string())?;
@@ -130,7 +133,7 @@ impl OwnTarget {
             ..NvmeServerOptions::default()
         };
         let server = NvmeServer::stepped(&core_set, &exports, options).map_err(failed)?;
-        Ok(OwnTarget { core_set, cores, server: Some(server), disk })
+        Ok(OwnTarget { core_set, cores, server: Some(server), device: id, disk })
     }
 
     /// The longest stop that the disk permits now; `None` if any is permitted.
@@ -150,6 +153,14 @@ impl OwnTarget {
         if let Some(server) = &self.server {
             server.set_ana_state(None, None, state).expect("all ports and devices");
         }
+    }
+
+    /// Adds sectors to the disk, and tells the target.
+    pub(super) fn grow(&self, sectors: u64) {
+        let mut disk = lock_mutex(&self.disk);
+        disk.limits.size += Sectors(sectors);
+        drop(disk);
+        self.server.iter().for_each(|server| server.refresh_hook()(self.device));
     }
 
     /// Begins to stop the target.

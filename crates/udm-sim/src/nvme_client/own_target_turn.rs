@@ -5,6 +5,8 @@ use super::world::NvmeClientWorld;
 use crate::model::Violation;
 use crate::nbd::ring_core::count_ring_operations;
 use crate::plan::DisturbanceClass;
+use crate::remote_disk::machine::RemoteDiskMachine;
+use crate::remote_disk::run::RemoteDiskWorld;
 use crate::remote_disk::shared::lock_front_end_state;
 use udm_backends::nvme::KnownNamespace;
 use udm_core::Nanos;
@@ -25,21 +27,21 @@ impl NvmeClientWorld {
             let queues = target.description.queues.min(self.options.queues);
             return Ok(KnownNamespace { namespace, queues });
         }
-        self.net.borrow_mut().calm = true;
+        self.machine.net.borrow_mut().calm = true;
         let facts = self.read_own_facts(t)?;
-        self.net.borrow_mut().calm = false;
+        self.machine.net.borrow_mut().calm = false;
         Ok(KnownNamespace { namespace: facts.namespace, queues: facts.queues })
     }
 
     fn read_own_facts(&mut self, t: usize) -> Result<AssociationFacts, Violation> {
-        let net = self.net.clone();
+        let net = self.machine.net.clone();
         let own = self.targets[t].own.as_ref().ok_or("a target that is not udm's")?;
         let link = own.accept(&mut net.borrow_mut(), 1 << 20)?;
         let mut admin = HostAdmin::new(self.options.clone());
         for _ in 0..10_000 {
             net.borrow_mut().links[link].up.extend(admin.take_out());
-            self.now = self.now + Nanos(100_000);
-            self.set_turn(None);
+            self.machine.now = self.machine.now + Nanos(100_000);
+            self.machine.set_turn(None);
             self.advance_own_rings();
             for c in 0..self.targets[t].own_cores().count() {
                 self.own_core_turn(t, c)?;
@@ -70,9 +72,9 @@ impl NvmeClientWorld {
 
     /// A turn of core `c` of target `t`.
     pub(super) fn own_core_turn(&mut self, t: usize, c: usize) -> Result<(), Violation> {
-        self.now = self.now + Nanos(1);
-        let now = self.now;
-        let NvmeClientWorld { targets, schedule, net, .. } = self;
+        self.machine.now = self.machine.now + Nanos(1);
+        let now = self.machine.now;
+        let NvmeClientWorld { targets, machine: RemoteDiskMachine { schedule, net, .. }, .. } = self;
         let Some(own) = &mut targets[t].own else { return Ok(()) };
         let core = &mut own.cores[c];
         crate::nbd::clock::set_simulated_clock(now, core.spent);
@@ -81,7 +83,7 @@ impl NvmeClientWorld {
             rest = core.core.step();
         }
         let took = core.end_turn(rest, now, schedule);
-        self.now = now + took;
+        self.machine.now = now + took;
         let wrong = core.outside.borrow_mut().wrong.take();
         let mut net = net.borrow_mut();
         net.take_moved();
@@ -91,30 +93,33 @@ impl NvmeClientWorld {
 
     /// Connects the initiator's connection `link` with target `t`.
     pub(super) fn connect_wire(&mut self, t: usize, link: usize) {
-        let (without, calm, digests) = (self.plan.without, self.calm, self.options.digests);
-        let room = self.chance.pick(&[100, 4096, 64 << 10, 1 << 20]);
-        let notices = without.has(DisturbanceClass::Late) || self.chance.one_in(2);
+        let (without, calm, digests) = (self.machine.plan.without, self.machine.calm, self.options.digests);
+        let room = self.machine.chance.pick(&[100, 4096, 64 << 10, 1 << 20]);
+        let notices = without.has(DisturbanceClass::Late) || self.machine.chance.one_in(2);
         // Only what both digests protect.
         let may_flip = digests.header && digests.data && !calm && !without.has(DisturbanceClass::Nonsense);
-        let flips = if may_flip { self.chance.pick(&[0, 50, 500]) } else { 0 };
-        let accepted = self.targets[t].own.as_ref().map(|own| own.accept(&mut self.net.borrow_mut(), room));
+        let flips = if may_flip { self.machine.chance.pick(&[0, 50, 500]) } else { 0 };
+        let accepted =
+            self.targets[t].own.as_ref().map(|own| own.accept(&mut self.machine.net.borrow_mut(), room));
         match accepted {
-            Some(Ok(other)) => self.wires.push(Wire::new(t, (link, other), (notices, flips), self.now)),
+            Some(Ok(other)) => {
+                self.wires.push(Wire::new(t, (link, other), (notices, flips), self.machine.now));
+            }
             // There are too many connections.
-            _ => self.net.borrow_mut().leave(link, true, true),
+            _ => self.machine.net.borrow_mut().leave(link, true, true),
         }
     }
 
     pub(super) fn wire_turn(&mut self, w: usize) {
-        self.set_turn(None);
-        let (now, net) = (self.now, self.net.clone());
+        self.machine.set_turn(None);
+        let (now, net) = (self.machine.now, self.machine.net.clone());
         let wire = &mut self.wires[w];
-        let is_flipped = wire.turn(&mut net.borrow_mut(), &mut self.chance, now);
+        let is_flipped = wire.turn(&mut net.borrow_mut(), &mut self.machine.chance, now);
         let (namespace, is_over) = (self.targets[wire.target].namespace, wire.is_over);
         if is_flipped || is_over {
             self.counts.flipped += u64::from(is_flipped);
             let link = wire.initiator_link;
-            let mut shared = lock_front_end_state(&self.shared);
+            let mut shared = lock_front_end_state(&self.machine.shared);
             // The target answers with an error.
             shared.model.exports[namespace].said_no += u64::from(is_flipped);
             shared.model.exports[namespace].trouble(now);

@@ -103,7 +103,8 @@ pub(super) struct ForgedSubject<'a> {
     pub(super) reads: &'a [u8],
 }
 
-/// A PDU that violates the protocol, so that a host must end the association.
+/// A PDU that violates the protocol or ends the authentication, so that a host must end the
+/// association.
 pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut SimRng) -> PduSequence {
     let ForgedSubject { id, reads } = *subject;
     let success = |id| response(id, 0, NvmeStatus::SUCCESS, limits);
@@ -113,7 +114,7 @@ pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut Sim
         let head = DataPdu { command: id, tag: 0, offset, len };
         controller_data(&head, &vec![0xa5; len as usize], flags, limits)
     };
-    let pdu = match c.below(10) {
+    let pdu = match c.below(11) {
         0 => success(FREE_ID),
         1 => r2t(FREE_ID, 0, 512),
         // Data of a read that is short, misplaced, or too long.
@@ -138,6 +139,8 @@ pub(super) fn forge(subject: &ForgedSubject<'_>, limits: &PduLimits, c: &mut Sim
             pdu
         }
         9 => TermRequest { error: 3, at: 8 }.encode_c2h(&[1, 2, 3]),
+        // The host has to authenticate itself again, on a new association.
+        10 => response(id, 0, NvmeStatus::AUTHENTICATION_REQUIRED, limits),
         // A PDU that only a host sends.
         _ => {
             let mut pdu = success(id);

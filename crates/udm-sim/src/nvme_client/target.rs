@@ -1,12 +1,13 @@
 //! A simulated target, which is a path to a namespace, and its controllers.
 
-use super::conn::StoredJob;
+use super::conn::DiskCommand;
 use super::description::{ControllerDescription, NamespaceDescription};
 use super::own_target::OwnTarget;
+use super::resets::SimReset;
 use crate::nbd::ring_core::SteppedRingCore;
 use crate::rng::SimRng;
 use udm_core::Nanos;
-use udm_wire::nvme::AnaState;
+use udm_wire::nvme::{AnaState, ControllerInstance, CrossControllerResetEntry};
 
 /// Availability of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,11 +17,13 @@ pub(super) enum TargetAvailability {
     /// The target is stopped, as by SIGSTOP. Its system still accepts connections and bytes.
     Stopped,
     /// The network delivers nothing to and from the target, connects included.
-    Hole,
+    Unreachable,
+    /// The network delivers nothing from the target, which receives and executes commands.
+    OneWay,
     /// The target refuses connections.
     Refuses,
     /// The target accepts connections and sends nothing.
-    Mute,
+    Silent,
     /// The target has returned with another namespace.
     Other,
 }
@@ -34,7 +37,7 @@ pub(super) struct ConnBehavior {
     /// Writes that are refused before their data has come.
     pub(super) early: u64,
     /// PDUs that violate the protocol.
-    pub(super) lies: u64,
+    pub(super) violations: u64,
     /// Connections that are closed within an answer.
     pub(super) closes: u64,
     /// I/O queues that are refused.
@@ -44,10 +47,13 @@ pub(super) struct ConnBehavior {
     /// Mean time of a command, in ns.
     pub(super) latency: u64,
     /// The target never sends anything.
-    pub(super) mute: bool,
+    pub(super) silent: bool,
     /// The target learns that the host has closed the connection. If not, as after a lost RST, only
     /// the keep-alive timer ends the controller.
     pub(super) notices_close: bool,
+    /// The host does not learn that the keep-alive timer has ended the controller: the network
+    /// delivers nothing more.
+    pub(super) loses_close: bool,
 }
 
 /// A report of an ANA state that the host has read.
@@ -85,6 +91,27 @@ pub(super) struct SimController {
     /// The state in the last ANA log that the host has read.
     pub(super) ana_report: Option<(AnaState, AnaReport)>,
     pub(super) is_over: bool,
+    /// The end of the controller by its timer does not reach the host.
+    loses_close: bool,
+    /// Time at which it ended so.
+    pub(super) vanished_at: Option<Nanos>,
+    /// The host has asked for events, so the association works.
+    pub(super) is_ready: bool,
+    /// Time at which the host had ended the connection of the admin queue.
+    pub(super) left_at: Option<Nanos>,
+    /// By this instance the controller can be reset.
+    pub(super) instance: Option<ControllerInstance>,
+    /// Resets of other controllers that this one was asked for.
+    pub(super) resets: Vec<SimReset>,
+    /// The log of resets whose command was answered early, with the controllers that they reset.
+    pub(super) reset_log: Vec<(usize, CrossControllerResetEntry)>,
+    /// A reset has ended whose event was not reported, and whether the log was read since the last.
+    pub(super) reset_ended: bool,
+    pub(super) is_reset_armed: bool,
+    /// Controllers whose successful reset is reported, and not received by the host yet.
+    pub(super) fenced: Vec<usize>,
+    /// Time at which the host received that this controller was reset.
+    pub(super) fence_received: Option<Nanos>,
     /// The namespace when the controller was created.
     pub(super) is_other: bool,
 }
@@ -93,10 +120,12 @@ impl SimController {
     pub(super) fn new(
         target: (usize, &SimTarget),
         id: u16,
-        admin: usize,
+        (admin, loses_close): (usize, bool),
         keep_alive_ms: u32,
+        random: u64,
         now: Nanos,
     ) -> SimController {
+        let instance = ControllerInstance { id, uniquifier: 1 + (id % 250) as u8, random };
         let step = 100 * u64::from(target.1.description.keep_alive_steps);
         SimController {
             target: target.0,
@@ -116,6 +145,17 @@ impl SimController {
             is_ana_armed: true,
             ana_report: None,
             is_over: false,
+            loses_close,
+            vanished_at: None,
+            is_ready: false,
+            left_at: None,
+            instance: target.1.description.has_instance.then_some(instance),
+            resets: Vec::new(),
+            reset_log: Vec::new(),
+            reset_ended: false,
+            is_reset_armed: true,
+            fenced: Vec::new(),
+            fence_received: None,
             is_other: target.1.other.is_some(),
         }
     }
@@ -123,6 +163,11 @@ impl SimController {
     /// Time at which the keep-alive timer is looked at next.
     pub(super) fn timer(&self) -> Nanos {
         self.restarted_at + self.kato
+    }
+
+    /// Time at which the keep-alive timer expires if no other command comes.
+    fn expires_at(&self) -> Nanos {
+        self.timer() + if self.has_traffic { self.kato } else { Nanos(0) }
     }
 
     /// Looks at the timer. Returns true if it has expired.
@@ -135,6 +180,18 @@ impl SimController {
         }
         self.restarted_at = self.timer();
         self.look_at_timer(now)
+    }
+
+    /// The timer has ended the controller. Perhaps the host does not learn of it.
+    pub(super) fn lose_close(&mut self, mode: TargetAvailability, now: Nanos) {
+        let is_lost = self.loses_close || mode == TargetAvailability::OneWay;
+        self.vanished_at = is_lost.then_some(now);
+    }
+
+    /// Time after which the host must have ended an association whose controller has vanished.
+    pub(super) fn check_at(&self, now: Nanos) -> Option<Nanos> {
+        let at = self.vanished_at? + Nanos(self.kato.0 * 4);
+        (self.left_at.is_none() && at > now).then_some(at)
     }
 
     /// A command has come.
@@ -163,8 +220,10 @@ pub(super) struct SimTarget {
     pub(super) ana_changes: u64,
     /// End of the present ANA state, if it is a bad one.
     pub(super) ana_until: Nanos,
+    /// Since when writes of its path wait, though all lost controllers are fenced.
+    pub(super) stalled_since: Option<Nanos>,
     /// Commands at the disk.
-    pub(super) jobs: Vec<StoredJob>,
+    pub(super) jobs: Vec<DiskCommand>,
     /// Mean time of a command, in ns.
     pub(super) latency: u64,
     /// The time that commands need after the end of a controller.
@@ -182,7 +241,7 @@ impl SimTarget {
 
     /// True if the target moves bytes now.
     pub(super) fn is_awake(&self) -> bool {
-        !matches!(self.mode, TargetAvailability::Stopped | TargetAvailability::Hole)
+        !matches!(self.mode, TargetAvailability::Stopped | TargetAvailability::Unreachable)
     }
 
     /// A controller has ended. Its commands at the disk are dropped, or land within the quiesce
@@ -193,9 +252,24 @@ impl SimTarget {
             if job.controller != controller {
                 return true;
             }
-            job.due = job.due.min(now + Nanos(c.below(quiesce.0 + 1)));
-            !c.one_in(4)
+            match c.below(4) {
+                0 => return false,
+                // As late as the target may be.
+                1 => job.due = now + quiesce,
+                _ => job.due = job.due.min(now + Nanos(c.below(quiesce.0 + 1))),
+            }
+            job.due = job.due.min(job.limit);
+            true
         });
+    }
+
+    /// The target is stopped: the commands of its controllers land within the quiesce time after
+    /// the end of the keep-alive timer all the same, because initiators rely on it.
+    pub(super) fn limit_commands(&mut self, controllers: &[SimController]) {
+        for job in self.jobs.iter_mut().filter(|job| !controllers[job.controller].is_over) {
+            job.limit = controllers[job.controller].expires_at() + self.quiesce;
+            job.due = job.due.min(job.limit);
+        }
     }
 
     /// Ends the hangs of commands.

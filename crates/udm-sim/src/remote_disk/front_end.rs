@@ -1,7 +1,8 @@
 //! The front end of a core: it sends random requests to its devices, and checks the results.
 
 use super::shared::{FrontEndSharedState, FrontEndSharedStateRef, WorkloadPhase, lock_front_end_state};
-use crate::plan::{DisturbanceClass, ExcludedDisturbances};
+use crate::plan::{DisturbanceClass, ExcludedDisturbances, RunPlan};
+use crate::rng::SimRng;
 use crate::trace::TraceEventKind;
 use std::any::Any;
 use std::sync::Arc;
@@ -36,10 +37,26 @@ pub(crate) struct LoadProfile {
     pub(crate) without: ExcludedDisturbances,
 }
 
+impl LoadProfile {
+    /// Draws the load of a run.
+    pub(super) fn draw(plan: &RunPlan, build: &mut SimRng) -> LoadProfile {
+        LoadProfile {
+            depth: plan.depth.unwrap_or(build.pick(&[1, 4, 16, 64])),
+            pause: build.pick(&[1_000, 100_000, 10_000_000]),
+            reads: build.pick(&[20, 50, 80]),
+            flushes: build.pick(&[6, 6, 1]),
+            preflushes: build.pick(&[10, 10, 2]),
+            longs: build.pick(&[32, 32, 4]),
+            keep: 4 << 20,
+            without: plan.without,
+        }
+    }
+}
+
 /// The front end of a core.
 pub(crate) struct SimFrontEnd {
     shared: FrontEndSharedStateRef,
-    manner: LoadProfile,
+    profile: LoadProfile,
     devices: Vec<Arc<dyn Device>>,
     slots: Vec<BioTaskLaneId>,
     /// Requests in flight, by device.
@@ -55,19 +72,19 @@ pub(crate) struct SimFrontEnd {
 impl SimFrontEnd {
     pub(crate) fn new(
         shared: FrontEndSharedStateRef,
-        manner: LoadProfile,
+        profile: LoadProfile,
         devices: Vec<Arc<dyn Device>>,
         topic: DeviceId,
     ) -> SimFrontEnd {
         SimFrontEnd {
             shared,
-            manner,
+            profile,
             in_flight: vec![0; devices.len()],
             devices,
             slots: Vec::new(),
             topic,
             next: Nanos(0),
-            bufs: BufPool::new(manner.keep),
+            bufs: BufPool::new(profile.keep),
             bios: Batch::new(),
             is_closed: false,
         }
@@ -96,13 +113,13 @@ impl SimFrontEnd {
         match shared.phase {
             WorkloadPhase::Work if self.next <= now => {
                 for device in 0..self.slots.len() {
-                    let room = self.manner.depth.saturating_sub(self.in_flight[device]) as u64;
+                    let room = self.profile.depth.saturating_sub(self.in_flight[device]) as u64;
                     for _ in 0..(1 + shared.work.below(8)).min(room) {
                         let bio = self.draw(device, &mut shared);
                         self.send(device, bio, &mut shared, cx);
                     }
                 }
-                self.next = now + Nanos(1 + shared.work.span(self.manner.pause));
+                self.next = now + Nanos(1 + shared.work.span(self.profile.pause));
                 cx.wake_at(self.next);
             }
             WorkloadPhase::Work => cx.wake_at(self.next),
@@ -144,9 +161,9 @@ impl SimFrontEnd {
 
     fn draw(&mut self, device: usize, shared: &mut FrontEndSharedState) -> Box<Bio> {
         let limits = shared.model.exports[device].limits;
-        let without = self.manner.without;
+        let without = self.profile.without;
         let c = &mut shared.work;
-        let LoadProfile { reads, flushes, preflushes, longs, .. } = self.manner;
+        let LoadProfile { reads, flushes, preflushes, longs, .. } = self.profile;
         let read = c.below(100) < reads;
         let op = match c.below(100) {
             n if n < flushes && !without.has(DisturbanceClass::Flush) => Op::Flush,
@@ -197,7 +214,7 @@ impl SimFrontEnd {
         (bio.op, bio.flags, bio.sector, bio.sectors) = (op, flags, Sector(sector), Sectors(len));
         if op.has_data() {
             let bytes = Sectors(len).bytes() as usize;
-            let pieces = !self.manner.without.has(DisturbanceClass::Pieces) && shared.work.one_in(16);
+            let pieces = !self.profile.without.has(DisturbanceClass::Pieces) && shared.work.one_in(16);
             let cut = if pieces { shared.work.below(bytes as u64) as usize } else { 0 };
             bio.data = Segments::from(self.bufs.get(bytes - cut));
             if cut > 0 {

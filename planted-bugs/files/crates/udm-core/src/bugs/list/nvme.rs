@@ -42,6 +42,36 @@ macro_rules! nvme_bugs {
             NvmeEventStaysSilent: NvmeClient,
             /// A write is answered when its data has come, before it is at the disk.
             NvmeWriteAnsweredEarly: NvmeClient,
+            /// A Keep Alive without an answer does not end the association.
+            NvmeKeepAliveUnwatched: NvmeClient,
+            /// Requests are sent in every ANA state.
+            NvmeAnaStateIgnored: NvmeClient,
+            /// An initiator does not check the digests of headers.
+            NvmeHostHeaderDigestIgnored: NvmeClient,
+            /// An initiator follows an R2T outside the data of its command.
+            NvmeR2tBelieved: NvmeClient,
+            /// A controller that asks for authentication again is used further.
+            NvmeReauthenticationIgnored: NvmeClient,
+            /// Writes wait although the lost controller was reset.
+            NvmeResetIgnored: NvmeClient,
+            /// A reset in progress counts as done.
+            NvmeResetInProgressBelieved: NvmeClient,
+            /// An initiator does not record the new size of a namespace.
+            NvmeResizeIgnored: NvmeClient,
+            /// An initiator waits for one event only.
+            NvmeEventNotRearmed: NvmeClient,
+            /// A new size of a namespace raises no event.
+            NvmeNamespaceEventNotRaised: NvmeClient,
+            /// A silent host is not given up.
+            NvmeKeepAliveNotChecked: Nvme,
+            /// A host resets a controller of another host.
+            NvmeResetOfOtherHost: Nvme,
+            /// A controller that the target has never had counts as reset.
+            NvmeForeignInstanceReset: Nvme,
+            /// A queue is connected twice.
+            NvmeQueueConnectedTwice: Nvme,
+            /// A host connects a queue of a controller of another host.
+            NvmeQueueOfOtherHost: Nvme,
         } $($next)* }
     };
 }
