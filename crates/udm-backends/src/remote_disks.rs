@@ -146,7 +146,7 @@ mod tests {
         open(&disks, "file:/not/there").unwrap();
         assert_eq!(disks.state().first, None);
         open(&disks, "file:/proc/version").unwrap();
-        assert_eq!(disks.state().first.as_deref(), Some("file:/proc/version"));
+        assert_eq!(disks.state().first.as_deref(), Some("/proc/version"));
     }
 
     /// A disk that cannot be recorded is not opened, and a late observer hears of an earlier disk.
