@@ -80,7 +80,7 @@ pub struct DeviceWithDiskIdentity {
 pub struct BackendDeviceRegistry {
     disks: file::OpenDisks,
     servers: nbd::RemoteExports,
-    namespaces: nvme::RemoteNamespaces,
+    namespaces: nvme::RemoteNamespaceRegistry,
     /// Tags shared by null devices, by number of hardware queues and depth of each. An entry lives
     /// as long as one of its devices.
     tag_sets: Mutex<HashMap<(u32, u32), Weak<SharedTagSet>>>,
@@ -125,7 +125,7 @@ impl BackendDeviceRegistry {
         BackendDeviceRegistry {
             disks: file::OpenDisks::new(cores),
             servers: nbd::RemoteExports::default(),
-            namespaces: nvme::RemoteNamespaces::new(cores),
+            namespaces: nvme::RemoteNamespaceRegistry::new(cores),
             tag_sets: Mutex::default(),
             objects: None,
             remote_disks: Arc::default(),

@@ -2,8 +2,8 @@
 //!
 //! Each job is a thread that attaches as a core and drives the lane of the device itself. Any
 //! program that links udm can do this. There is no socket, no protocol and no other thread. Jobs
-//! can also be clients of an NBD server ([`SingleLoadMeasurement::measure_nbd`]) or machines of a
-//! vhost-user-blk server ([`SingleLoadMeasurement::measure_vhost_user`]).
+//! can also be clients of an NBD server ([`LoadMeasurementPlan::measure_nbd`]) or machines of a
+//! vhost-user-blk server ([`LoadMeasurementPlan::measure_vhost_user`]).
 //! [`compare_dm_layers()`] compares layers with each other, [`lab`] repeats published experiments.
 //!
 //! This crate reads no command line, handles no signals and prints nothing; `udm bench` does.
@@ -58,7 +58,7 @@ pub use options::{IgnoredOptions, JobOptions, WAY_OUT};
 pub use path_sampler::PathSampler;
 pub use progress::JobProgressCounters;
 pub use report::BenchReport;
-pub use run::{SingleLoadMeasurement, measure_jobs};
+pub use run::{LoadMeasurementPlan, measure_jobs};
 pub use snapshots::{
     ExceptionLookupCost, FirstChunkWriteResult, SnapshotCostOptions, SnapshotCostResults,
     SteadyOriginWriteCosts, measure_snapshot_costs,

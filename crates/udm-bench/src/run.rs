@@ -18,7 +18,7 @@ use udm_core::{Device, Limits, Sectors};
 use udm_runtime::{CoreOptions, ProcessCores};
 
 /// A measurement of one load.
-pub struct SingleLoadMeasurement<'a> {
+pub struct LoadMeasurementPlan<'a> {
     /// The load.
     pub load: &'a FioLoadOptions,
     /// Counters of completed requests, for a progress line.
@@ -40,7 +40,7 @@ struct ProcessCoresAndJobRegions {
     regions: Vec<Vec<JobRegion>>,
 }
 
-impl SingleLoadMeasurement<'_> {
+impl LoadMeasurementPlan<'_> {
     /// Runs the jobs on the device that `make` makes. `make` is called once the cores take turns.
     ///
     /// # Errors

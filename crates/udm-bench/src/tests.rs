@@ -7,8 +7,8 @@ use crate::job::JobOutcome;
 use crate::report::{BenchReport, JobOrGroupReport};
 use crate::stats::JobStats;
 use crate::{
-    BenchJob, DmLayerComparisonOptions, FioLoadOptions, MappedDevices, NamedTable, PathSampler,
-    SingleLoadMeasurement, SnapshotCostOptions, WAY_OUT, compare_dm_layers, make_mapped_devices,
+    BenchJob, DmLayerComparisonOptions, FioLoadOptions, LoadMeasurementPlan, MappedDevices, NamedTable,
+    PathSampler, SnapshotCostOptions, WAY_OUT, compare_dm_layers, make_mapped_devices,
     measure_snapshot_costs,
 };
 use anyhow::Result;
@@ -40,7 +40,7 @@ fn with_table(table: &str, text: &str) -> LoadLine {
 
 fn measure(line: &LoadLine) -> Result<Vec<JobOrGroupReport>> {
     let stop = AtomicBool::new(false);
-    let run = SingleLoadMeasurement { load: &line.load, progress: None, stop: &stop };
+    let run = LoadMeasurementPlan { load: &line.load, progress: None, stop: &stop };
     let report = run.measure(|core_set| match line.device.strip_prefix("d=") {
         Some(text) => {
             let table = NamedTable { name: "d".into(), text: text.into() };
@@ -277,7 +277,7 @@ fn the_page_has_jobs_and_paths() {
     );
     let stop = AtomicBool::new(false);
     let mut watch = None;
-    let run = SingleLoadMeasurement { load: &line.load, progress: None, stop: &stop };
+    let run = LoadMeasurementPlan { load: &line.load, progress: None, stop: &stop };
     let table = NamedTable { name: "d".into(), text: line.device[2..].into() };
     let report = run.measure(|core_set| {
         let made = Arc::new(MappedDevices::new(core_set, &[table])?);

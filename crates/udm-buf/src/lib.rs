@@ -46,7 +46,7 @@ mod shared_range;
 #[cfg(feature = "slab-count")]
 pub mod slab_count;
 
-pub use partition::{append_all_unless_flagged, partition_into_two_vecs};
+pub use partition::{append_all_if_none_flagged, partition_into_two_vecs};
 pub use pool::{BufPool, PIECE_MAX};
 pub use segments::Segments;
 pub use shared::{SharedMemoryMap, copy_from_shared, copy_to_shared};

@@ -40,7 +40,7 @@ pub fn partition_into_two_vecs<T>(
 /// check of the items would need a loop of its own. The gain is part of the one of
 /// `ChildLanes::poll_separately` in udm-dm.
 #[inline(always)]
-pub fn append_all_unless_flagged<T>(
+pub fn append_all_if_none_flagged<T>(
     from: &mut Vec<T>,
     to: &mut Vec<T>,
     mut odd: impl FnMut(&T) -> u8,
@@ -137,7 +137,7 @@ mod tests {
             for odd in 0..=count {
                 let (mut from, mut to) = ((0..count).collect::<Vec<_>>(), vec![100; before]);
                 let mut asked = Vec::new();
-                let moved = append_all_unless_flagged(&mut from, &mut to, |item| {
+                let moved = append_all_if_none_flagged(&mut from, &mut to, |item| {
                     asked.push(*item);
                     u8::from(*item == odd)
                 });
@@ -155,12 +155,12 @@ mod tests {
         let item = Rc::new(7);
         for odd in [0, 1] {
             let (mut from, mut to) = (vec![Rc::clone(&item); 5], vec![Rc::clone(&item)]);
-            append_all_unless_flagged(&mut from, &mut to, |_| odd);
+            append_all_if_none_flagged(&mut from, &mut to, |_| odd);
             assert_eq!((from.len() + to.len(), Rc::strong_count(&item)), (6, 7));
         }
         let (mut from, mut to, mut asked) = (vec![Rc::clone(&item); 5], Vec::new(), 0);
         let gathered = catch_unwind(AssertUnwindSafe(|| {
-            append_all_unless_flagged(&mut from, &mut to, |_| {
+            append_all_if_none_flagged(&mut from, &mut to, |_| {
                 asked += 1;
                 assert!(asked < 3, "enough");
                 0

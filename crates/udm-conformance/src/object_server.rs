@@ -24,7 +24,7 @@ impl ObjectTestServer {
         thread::spawn(move || {
             for stream in listener.incoming().flatten().take_while(|_| !ends.load(SeqCst)) {
                 // A client that closes its connection ends the thread.
-                thread::spawn(move || serve(&stream, size));
+                thread::spawn(move || serve_connection(&stream, size));
             }
         });
         ObjectTestServer { address, is_over }
@@ -45,7 +45,7 @@ impl Drop for ObjectTestServer {
 }
 
 /// Answers the requests of a connection.
-fn serve(stream: &TcpStream, size: u64) -> std::io::Result<()> {
+fn serve_connection(stream: &TcpStream, size: u64) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let mut range = None;
     while let Some(line) = lines.next().transpose()? {

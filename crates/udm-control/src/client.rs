@@ -173,11 +173,11 @@ impl ControlClient {
         Ok((status, body.to_bytes()))
     }
 
-    /// The head of the answer. The body can be read as long as the [`ConnectionTaskGuard`] exists.
+    /// The head of the answer. The body can be read as long as the [`AbortConnectionOnDrop`] exists.
     async fn ask(
         &self,
         request: Request<Full<Bytes>>,
-    ) -> Result<(Response<Incoming>, ConnectionTaskGuard), ControlClientError> {
+    ) -> Result<(Response<Incoming>, AbortConnectionOnDrop), ControlClientError> {
         let unreachable = |error: io::Error| ControlClientError::Unreachable {
             path: self.path.clone(),
             why: error.raw_os_error().map_or_else(|| error.to_string(), describe_errno),
@@ -192,16 +192,16 @@ impl ControlClient {
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        let driven = ConnectionTaskGuard(tokio::spawn(connection).abort_handle());
+        let driven = AbortConnectionOnDrop(tokio::spawn(connection).abort_handle());
         let answer = sender.send_request(request).await.map_err(lost)?;
         Ok((answer, driven))
     }
 }
 
 /// The task that drives a connection, aborted when dropped.
-struct ConnectionTaskGuard(AbortHandle);
+struct AbortConnectionOnDrop(AbortHandle);
 
-impl Drop for ConnectionTaskGuard {
+impl Drop for AbortConnectionOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }

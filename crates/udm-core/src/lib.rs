@@ -103,7 +103,7 @@ pub use reply_inbox::{ReplyInbox, ReplySender};
 pub use status::Status;
 pub use task::{BioTask, BioTaskCx, BioTaskFactory, BioTaskHandle, BioTaskLaneId};
 pub use udm_buf::{
-    Buf, BufPool, Segments, SharedMemoryMap, SharedRange, append_all_unless_flagged, copy_from_shared,
+    Buf, BufPool, Segments, SharedMemoryMap, SharedRange, append_all_if_none_flagged, copy_from_shared,
     copy_to_shared, partition_into_two_vecs,
 };
 pub use units::{CoreId, DevNo, Nanos, SECTOR_SIZE, Sector, Sectors};

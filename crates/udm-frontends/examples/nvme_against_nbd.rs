@@ -10,7 +10,7 @@ use udm_frontends::nbd::{BoundAddress, Export, Exports, ListenAddress, NbdServer
 use udm_frontends::nvme::{NvmeServer, NvmeServerOptions, default_subsystem_nqn};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nvme::{
-    CommandCapsule, ConnectCommand, ConnectData, InitializeRequest, PduLimits, encode_capsule_command,
+    ConnectCommand, ConnectData, InitializeRequest, NvmeCommand, PduLimits, encode_capsule_command,
 };
 
 const BLOCK: usize = 4096;
@@ -22,7 +22,7 @@ const LIMITS: PduLimits =
 fn send(stream: &mut TcpStream, bytes: [u8; 64], data: &[u8]) {
     let mut header = [0; 128];
     let len = (!data.is_empty()).then_some(data.len() as u32);
-    let header_len = encode_capsule_command(&mut header, &CommandCapsule::from_bytes(bytes), len, &LIMITS);
+    let header_len = encode_capsule_command(&mut header, &NvmeCommand::from_bytes(bytes), len, &LIMITS);
     stream.write_all(&[&header[..header_len], data].concat()).expect("the target");
 }
 
@@ -105,7 +105,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     (read[0], read[1], read[4], read[39], read[48]) = (2, 0x40, 1, 0x5a, (BLOCK / 512 - 1) as u8);
     read[32..36].copy_from_slice(&(BLOCK as u32).to_le_bytes());
     let mut nvme_read = [0; 128];
-    let len = encode_capsule_command(&mut nvme_read, &CommandCapsule::from_bytes(read), None, &LIMITS);
+    let len = encode_capsule_command(&mut nvme_read, &NvmeCommand::from_bytes(read), None, &LIMITS);
 
     for depth in [1, 32, 128] {
         let (mut nbd_rate, mut nvme_rate) = (0_f64, 0_f64);

@@ -13,7 +13,7 @@ use udm_frontends::nbd::{Export, Exports};
 use udm_frontends::nvme::{NvmeServer, NvmeServerOptions};
 use udm_runtime::{Runtime, RuntimeOptions};
 use udm_wire::nvme::{
-    CommandCapsule, ConnectCommand, ConnectData, DataPdu, InitializeRequest, PduLimits, data_digest,
+    ConnectCommand, ConnectData, DataPdu, InitializeRequest, NvmeCommand, PduLimits, data_digest,
     encode_capsule_command, encode_h2c_data,
 };
 
@@ -30,7 +30,7 @@ const LIMITS: PduLimits =
 /// A command of `len` bytes of data, with `data` in its capsule.
 fn capsule(out: &mut Vec<u8>, mut bytes: [u8; 64], id: u16, data: &[u8]) {
     bytes[2..4].copy_from_slice(&id.to_le_bytes());
-    let (mut header, command) = ([0; 128], CommandCapsule::from_bytes(bytes));
+    let (mut header, command) = ([0; 128], NvmeCommand::from_bytes(bytes));
     let len = (!data.is_empty()).then_some(data.len() as u32);
     let header_len = encode_capsule_command(&mut header, &command, len, &LIMITS);
     out.extend_from_slice(&header[..header_len]);

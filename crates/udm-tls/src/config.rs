@@ -101,7 +101,7 @@ impl TlsClientConfig {
         let name = ServerName::try_from(server.to_owned());
         let server = name.map_err(|_| TlsConfigError::ServerName(server.to_owned()))?;
         let refused = |why: String| TlsConfigError::Folder { folder: folder.to_owned(), why };
-        let provider = provider();
+        let provider = crypto_provider();
         let roots = Arc::new(read_roots(folder)?);
         let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .with_crls(read_crls(folder)?)
@@ -131,7 +131,7 @@ impl TlsClientConfig {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
+fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
@@ -139,7 +139,7 @@ fn load_server(folder: &Path, verifies_peer: bool) -> Result<Arc<ServerConfig>, 
     let refused = |why: String| TlsConfigError::Folder { folder: folder.to_owned(), why };
     let certificates = read_certificates(&folder.join("server-cert.pem"))?;
     let key = read_key(&folder.join("server-key.pem"))?;
-    let provider = provider();
+    let provider = crypto_provider();
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&[&TLS13])
         .map_err(|e| refused(e.to_string()))?;

@@ -64,11 +64,11 @@ impl fmt::Display for BootProfileError {
 
 impl std::error::Error for BootProfileError {}
 
-fn error(line: usize, reason: impl Into<String>) -> BootProfileError {
+fn profile_error(line: usize, reason: impl Into<String>) -> BootProfileError {
     BootProfileError { line, reason: reason.into() }
 }
 
-fn number(word: &str) -> Option<u64> {
+fn parse_profile_number(word: &str) -> Option<u64> {
     // `parse` alone would accept a sign.
     word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?
 }
@@ -98,7 +98,7 @@ impl BootProfile {
     /// It is too long, a line is no range within the size, or `size` or `region` is missing.
     pub fn parse(text: &str) -> Result<BootProfile, BootProfileError> {
         if text.len() > TEXT_MAX {
-            return Err(error(0, format!("longer than {TEXT_MAX} bytes")));
+            return Err(profile_error(0, format!("longer than {TEXT_MAX} bytes")));
         }
         let (mut size, mut region, mut ranges) = (None, None, Vec::new());
         for (at, line) in text.lines().enumerate() {
@@ -109,31 +109,33 @@ impl BootProfile {
             let words: Vec<&str> = line.split_ascii_whitespace().take(3).collect();
             match words[..] {
                 ["size", value] if size.is_none() => {
-                    let value = number(value).filter(|value| *value > 0);
-                    size = Some(value.ok_or_else(|| error(at, "expected size BYTES"))?);
+                    let value = parse_profile_number(value).filter(|value| *value > 0);
+                    size = Some(value.ok_or_else(|| profile_error(at, "expected size BYTES"))?);
                 }
                 ["region", value] if region.is_none() => {
-                    let value = number(value).filter(|value| value.is_power_of_two());
-                    region = Some(value.ok_or_else(|| error(at, "expected region BYTES, a power of two"))?);
+                    let value = parse_profile_number(value).filter(|value| value.is_power_of_two());
+                    region = Some(
+                        value.ok_or_else(|| profile_error(at, "expected region BYTES, a power of two"))?,
+                    );
                 }
                 [start, len] => {
-                    let size = size.ok_or_else(|| error(at, "size BYTES must come first"))?;
-                    let range = number(start).zip(number(len));
+                    let size = size.ok_or_else(|| profile_error(at, "size BYTES must come first"))?;
+                    let range = parse_profile_number(start).zip(parse_profile_number(len));
                     let (start, len) =
-                        range.ok_or_else(|| error(at, "expected FIRST and LENGTH, in bytes"))?;
+                        range.ok_or_else(|| profile_error(at, "expected FIRST and LENGTH, in bytes"))?;
                     if len == 0 || start.checked_add(len).is_none_or(|end| end > size) {
-                        return Err(error(at, format!("the range is empty or beyond {size} bytes")));
+                        return Err(profile_error(at, format!("the range is empty or beyond {size} bytes")));
                     }
                     if ranges.len() == RANGES_MAX {
-                        return Err(error(at, format!("more than {RANGES_MAX} ranges")));
+                        return Err(profile_error(at, format!("more than {RANGES_MAX} ranges")));
                     }
                     ranges.push((start, len));
                 }
-                _ => return Err(error(at, "expected FIRST and LENGTH, in bytes")),
+                _ => return Err(profile_error(at, "expected FIRST and LENGTH, in bytes")),
             }
         }
-        let size = size.ok_or_else(|| error(0, "size BYTES is missing"))?;
-        let region = region.ok_or_else(|| error(0, "region BYTES is missing"))?;
+        let size = size.ok_or_else(|| profile_error(0, "size BYTES is missing"))?;
+        let region = region.ok_or_else(|| profile_error(0, "region BYTES is missing"))?;
         Ok(BootProfile { size, region, ranges })
     }
 
@@ -162,21 +164,22 @@ impl BootProfile {
     /// # Errors
     /// It is not, or it has these words already.
     pub fn add_to_table(&self, lines: &[TableLine]) -> Result<TableLine, BootProfileError> {
-        let [line] = lines else { return Err(error(0, "it needs a table of one clone line")) };
-        let region = line.args.get(3).and_then(|word| number(word)).filter(|region| *region > 0);
+        let [line] = lines else { return Err(profile_error(0, "it needs a table of one clone line")) };
+        let region =
+            line.args.get(3).and_then(|word| parse_profile_number(word)).filter(|region| *region > 0);
         let region = region.and_then(|sectors| sectors.checked_mul(SECTOR));
         let (Some(region), "clone") = (region, &*line.kind) else {
-            return Err(error(0, "it needs a table of one clone line"));
+            return Err(profile_error(0, "it needs a table of one clone line"));
         };
         if line.len.checked_mul(SECTOR) != Some(self.size) {
             let clone = line.len.saturating_mul(SECTOR);
-            return Err(error(
+            return Err(profile_error(
                 0,
                 format!("it is of a disk of {} bytes, and the clone has {clone}", self.size),
             ));
         }
         if line.args.iter().any(|word| word == HYDRATE_FIRST) {
-            return Err(error(0, format!("the table has {HYDRATE_FIRST} already")));
+            return Err(profile_error(0, format!("the table has {HYDRATE_FIRST} already")));
         }
         if self.ranges.is_empty() {
             return Ok(line.clone());
@@ -186,14 +189,15 @@ impl BootProfile {
         if args.len() == 4 {
             args.push("0".into());
         }
-        let features = number(&args[4]).and_then(|count| usize::try_from(count).ok());
+        let features = parse_profile_number(&args[4]).and_then(|count| usize::try_from(count).ok());
         let core = features.and_then(|count| count.checked_add(5)).filter(|core| *core <= args.len());
-        let core = core.ok_or_else(|| error(0, "the feature arguments of the table are wrong"))?;
+        let core = core.ok_or_else(|| profile_error(0, "the feature arguments of the table are wrong"))?;
         if args.len() == core {
             args.push("0".into());
         }
-        let count = number(&args[core]).and_then(|count| count.checked_add(2));
-        args[core] = count.ok_or_else(|| error(0, "the core arguments of the table are wrong"))?.to_string();
+        let count = parse_profile_number(&args[core]).and_then(|count| count.checked_add(2));
+        args[core] =
+            count.ok_or_else(|| profile_error(0, "the core arguments of the table are wrong"))?.to_string();
         args.extend([HYDRATE_FIRST.to_owned(), self.hydration_order(region).to_string()]);
         Ok(TableLine::new(line.start, line.len, &line.kind, args))
     }
@@ -224,7 +228,7 @@ impl HydrationOrder {
         let mut runs = Vec::new();
         for run in word.split(',') {
             let (first, last) = run.split_once('-').unwrap_or((run, run));
-            let (Some(first), Some(last)) = (number(first), number(last)) else {
+            let (Some(first), Some(last)) = (parse_profile_number(first), parse_profile_number(last)) else {
                 return Err("expected regions, as in 0-3,17".into());
             };
             if first > last || last >= regions {

@@ -52,7 +52,7 @@ impl CloneTableLine {
             batch: None,
             hydrate_first: None,
         };
-        let (features, rest) = group(rest)?;
+        let (features, rest) = split_counted_words(rest)?;
         for word in features {
             match word.to_ascii_lowercase().as_str() {
                 "no_hydration" => parsed.no_hydration = true,
@@ -60,7 +60,7 @@ impl CloneTableLine {
                 _ => return None,
             }
         }
-        let (core, rest) = group(rest)?;
+        let (core, rest) = split_counted_words(rest)?;
         for pair in core.chunks(2) {
             let [name, value] = pair else { return None };
             match name.to_ascii_lowercase().as_str() {
@@ -102,7 +102,7 @@ impl CloneTableLine {
 }
 
 /// Splits a group of words from the front, which begins with their number; empty if there is none.
-fn group(words: &[String]) -> Option<(&[String], &[String])> {
+fn split_counted_words(words: &[String]) -> Option<(&[String], &[String])> {
     let Some((count, rest)) = words.split_first() else { return Some((&[], &[])) };
     rest.split_at_checked(count.parse().ok()?)
 }

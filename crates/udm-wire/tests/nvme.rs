@@ -4,11 +4,11 @@ use proptest::prelude::*;
 use std::net::SocketAddr;
 use udm_wire::fuzz::{fuzz_nvme_pdu, fuzz_nvme_peer_record};
 use udm_wire::nvme::{
-    AnaGroup, AnaState, AsyncEvent, CommandCapsule, Completion, ConnectCommand, ConnectData,
-    ControllerInstance, ControllerKind, CrossControllerReset, CrossControllerResetEntry,
-    CrossControllerResetStatus, DISCOVERY_NQN, DataPdu, DataPointer, DiscoveryEntry, FabricsCommand,
-    FatalError, FenceCapabilities, IdentifyController, InitializeRequest, InitializeResponse, LogPage,
-    LogPageRequest, NvmeStatus, PduHeader, PduLimits, PduType, QueueCounts, RwFlags, RwRequest, TermRequest,
+    AnaGroup, AnaState, AsyncEvent, Completion, ConnectCommand, ConnectData, ControllerInstance,
+    ControllerKind, CrossControllerReset, CrossControllerResetEntry, CrossControllerResetStatus,
+    DISCOVERY_NQN, DataPdu, DataPointer, DiscoveryEntry, FabricsCommand, FatalError, FenceCapabilities,
+    IdentifyController, InitializeRequest, InitializeResponse, LogPage, LogPageRequest, NvmeCommand,
+    NvmeStatus, PduHeader, PduLimits, PduType, QueueCounts, RwFlags, RwRequest, TermRequest,
     decode_cross_controller_reset_log, encode_ana_log, encode_c2h_data, encode_capsule_command,
     encode_capsule_response, encode_changed_namespaces, encode_cross_controller_reset_log,
     encode_discovery_log, encode_h2c_data, encode_r2t,
@@ -60,8 +60,8 @@ fn a_connect_command_of_linux() {
          7f 40 0000 01000000 00000000 00000000 0000000000000000 0000000000000000 00040000 000000 01 \
          0000 0000 1f00 00 00 88130000 0000000000000000 00000000");
     let header = PduHeader::decode(bytes.first_chunk().unwrap(), &PLAIN).unwrap();
-    assert_eq!((header.kind, header.header_len, header.data_len), (PduType::CommandCapsule, 72, 1024));
-    let command = CommandCapsule::from_bytes(*bytes[8..].first_chunk().unwrap());
+    assert_eq!((header.kind, header.header_len, header.data_len), (PduType::NvmeCommand, 72, 1024));
+    let command = NvmeCommand::from_bytes(*bytes[8..].first_chunk().unwrap());
     assert_eq!(command.data_pointer(), DataPointer::InCapsule { offset: 0, len: 1024 });
     let connect =
         ConnectCommand { format: 0, queue: 0, queue_size: 31, no_flow_control: false, keep_alive_ms: 5000 };
@@ -103,11 +103,11 @@ fn headers() {
 fn commands() {
     let mut bytes = [0; 64];
     bytes[40..52].copy_from_slice(&hex("0800000001000000 07000040"));
-    let range = RwRequest::decode(&CommandCapsule::from_bytes(bytes));
+    let range = RwRequest::decode(&NvmeCommand::from_bytes(bytes));
     assert_eq!((range.start, range.blocks), (1 << 32 | 8, 8));
     assert!(range.flags().contains(RwFlags::FUA) && !range.flags().contains(RwFlags::LIMITED_RETRY));
     bytes[40..56].copy_from_slice(&hex("0c81ff03 02000000 00100000 00000000"));
-    let page = LogPageRequest::decode(&CommandCapsule::from_bytes(bytes));
+    let page = LogPageRequest::decode(&NvmeCommand::from_bytes(bytes));
     let expected = LogPageRequest {
         page: LogPage::Ana,
         specific: 1,
@@ -265,7 +265,7 @@ proptest! {
         let data = DataPdu { command: 1, tag: 2, offset: 0, len };
         match is_data {
             true => encode_h2c_data(&mut out, &data, true, &limits),
-            false => encode_capsule_command(&mut out, &CommandCapsule::from_bytes([1; 64]), Some(len), &limits),
+            false => encode_capsule_command(&mut out, &NvmeCommand::from_bytes([1; 64]), Some(len), &limits),
         };
         for (at, byte) in changes {
             out[at] = byte;

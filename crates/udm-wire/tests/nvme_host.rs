@@ -8,7 +8,7 @@ use udm_wire::nvme::host::{
     HostQueue,
 };
 use udm_wire::nvme::{
-    CommandCapsule, Completion, DataPdu, InitializeResponse, NvmeStatus, PduLimits, data_digest,
+    Completion, DataPdu, InitializeResponse, NvmeCommand, NvmeStatus, PduLimits, data_digest,
     encode_c2h_data, encode_capsule_response, encode_r2t,
 };
 
@@ -239,7 +239,7 @@ impl Controller {
         }
         while !rest.is_empty() {
             let len = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
-            let command = CommandCapsule::from_bytes(rest[8..72].try_into().unwrap());
+            let command = NvmeCommand::from_bytes(rest[8..72].try_into().unwrap());
             let (id, argument) = (command.id(), command.dword(10) as u8);
             let data = |bytes: &[u8]| data_pdu(id, 0, bytes, true, HostDigests::default());
             match command.opcode() {

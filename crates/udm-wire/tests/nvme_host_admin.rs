@@ -8,10 +8,10 @@ use udm_wire::nvme::host::{
 };
 use udm_wire::nvme::{
     AuthenticationCommand, AuthenticationFailure, AuthenticationMessage, CONNECT_AUTHENTICATION_REQUIRED,
-    CONNECT_SECURE_CHANNEL_REQUIRED, CommandCapsule, Completion, ControllerInstance, ControllerKind,
-    CrossControllerReset, CrossControllerResetEntry, CrossControllerResetStatus, DataPdu, DhchapChallenge,
-    DhchapHash, DhchapSecret, DhchapTranscript, FabricsCommand, FenceCapabilities, IdentifyController,
-    IdentifyNamespace, InitializeResponse, LogPage, LogPageRequest, NvmeStatus, OPCODE_FABRICS, PduLimits,
+    CONNECT_SECURE_CHANNEL_REQUIRED, Completion, ControllerInstance, ControllerKind, CrossControllerReset,
+    CrossControllerResetEntry, CrossControllerResetStatus, DataPdu, DhchapChallenge, DhchapHash,
+    DhchapSecret, DhchapTranscript, FabricsCommand, FenceCapabilities, IdentifyController, IdentifyNamespace,
+    InitializeResponse, LogPage, LogPageRequest, NvmeCommand, NvmeStatus, OPCODE_FABRICS, PduLimits,
     QueueCounts, SQE_SIZE, encode_c2h_data, encode_capsule_response, encode_cross_controller_reset_log,
     encode_namespace_descriptors, property, verify_dhchap_response,
 };
@@ -68,7 +68,7 @@ struct Controller {
     is_refused: bool,
     resets_max: u8,
     /// Commands that wait for the test: resets, and event requests.
-    waiting: Vec<CommandCapsule>,
+    waiting: Vec<NvmeCommand>,
     log: Vec<CrossControllerResetEntry>,
     mask: u32,
 }
@@ -119,12 +119,12 @@ impl Controller {
             let mut command = [0; SQE_SIZE];
             command.copy_from_slice(&pdu[8..72]);
             let payload = if data == 0 { &[] } else { &pdu[usize::from(data)..] };
-            self.command(&CommandCapsule::from_bytes(command), payload, &mut out);
+            self.command(&NvmeCommand::from_bytes(command), payload, &mut out);
         }
         out
     }
 
-    fn command(&mut self, command: &CommandCapsule, payload: &[u8], out: &mut Vec<u8>) {
+    fn command(&mut self, command: &NvmeCommand, payload: &[u8], out: &mut Vec<u8>) {
         let mut result = 0;
         let mut data: Option<Vec<u8>> = None;
         match command.opcode() {
@@ -544,7 +544,7 @@ fn limits_of_resets() {
         let id = reset_id(&mut controller, *one);
         give(&mut admin, &mut controller, &completion(id, NvmeStatus::SUCCESS, 0)).unwrap();
     }
-    let is_reset = |command: &CommandCapsule| command.opcode() == 0x38;
+    let is_reset = |command: &NvmeCommand| command.opcode() == 0x38;
     assert!(!controller.waiting.iter().any(is_reset) && admin.unfinished_resets() == 6);
     let entry = CrossControllerResetEntry { impacted: 21, ..entry(CrossControllerResetStatus::Succeeded) };
     controller.log = vec![entry];

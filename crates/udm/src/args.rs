@@ -43,14 +43,14 @@ pub struct SharedListArgs {
 
 /// The time that a verb may wait for requests in flight.
 #[derive(Debug, Args)]
-pub struct InFlightTimeoutArgs {
+pub struct DrainTimeoutArgs {
     /// Cancel after so many seconds, as Ctrl-C does: the device continues as before [default: no
     /// limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
 }
 
-impl InFlightTimeoutArgs {
+impl DrainTimeoutArgs {
     /// The timeout in ms, as the control socket takes it.
     pub fn timeout_ms(&self) -> Option<u64> {
         self.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))

@@ -78,9 +78,9 @@ pub(super) fn read_association_facts(
     let mut last = NvmeClientError::Closed;
     for (at, address) in addresses.iter().enumerate() {
         let before = names_more_groups();
-        let mut result = exchange(address, options, timeout);
+        let mut result = exchange_admin_commands(address, options, timeout);
         if result.is_err() && names_more_groups() != before {
-            result = exchange(address, options, timeout);
+            result = exchange_admin_commands(address, options, timeout);
         }
         match result {
             Ok(facts) => return Ok((at, facts)),
@@ -90,7 +90,7 @@ pub(super) fn read_association_facts(
     Err(last)
 }
 
-fn exchange(
+fn exchange_admin_commands(
     address: &ServerAddress,
     options: &HostOptions,
     timeout: Duration,

@@ -45,7 +45,7 @@ pub use crate::stream::{ServerAddress, SocketOps};
 pub use controller_resets::ControllerResets;
 pub use path_report::NvmePathReport;
 pub use remote_namespaces::KnownNamespace;
-pub(crate) use remote_namespaces::RemoteNamespaces;
+pub(crate) use remote_namespaces::RemoteNamespaceRegistry;
 
 use admin_lane::AdminTaskHandle;
 use lane::NvmeLane;

@@ -23,7 +23,7 @@ pub struct KnownNamespace {
 }
 
 /// The namespaces that a process uses.
-pub(crate) struct RemoteNamespaces {
+pub(crate) struct RemoteNamespaceRegistry {
     /// I/O queues to ask for, unless a URI tells a number.
     queues: u16,
     map: Mutex<HashMap<String, Weak<RemoteNamespace>>>,
@@ -34,13 +34,13 @@ pub(crate) struct RemoteNamespaces {
     known: Mutex<HashMap<String, KnownNamespace>>,
 }
 
-impl RemoteNamespaces {
+impl RemoteNamespaceRegistry {
     /// Creates a list for a process with `cores` cores.
-    pub(crate) fn new(cores: usize) -> RemoteNamespaces {
+    pub(crate) fn new(cores: usize) -> RemoteNamespaceRegistry {
         // A core opens the lanes of a new table before it closes those of the old one. One queue is
         // for path checks, and one is shared by lanes without one.
         let queues = (cores * 2 + 2).min(128) as u16;
-        RemoteNamespaces {
+        RemoteNamespaceRegistry {
             queues,
             map: Mutex::default(),
             resets: Arc::default(),
@@ -59,7 +59,7 @@ impl RemoteNamespaces {
         self.open_as(uri, known)
     }
 
-    /// As [`RemoteNamespaces::open`], without a connection: the namespace is taken to be that of
+    /// As [`RemoteNamespaceRegistry::open`], without a connection: the namespace is taken to be that of
     /// `other`, which is in use.
     ///
     /// # Errors

@@ -24,24 +24,24 @@ pub(super) struct ClusterFile {
 }
 
 /// The thread of an image. It ends when this and all lanes are dropped.
-pub(super) struct ClusterReader(Sender<ClusterJob>);
+pub(super) struct ClusterReader(Sender<CompressedClusterRead>);
 
 /// The access of a lane to the thread.
-pub(super) struct ClusterQueue {
-    jobs: Sender<ClusterJob>,
+pub(super) struct CompressedClusterQueue {
+    jobs: Sender<CompressedClusterRead>,
     inbox: ReplyInbox<ClusterReply>,
 }
 
 /// An inflated cluster, or the status of the failure.
 pub(super) struct ClusterReply {
-    /// As in [`ClusterQueue::send`].
+    /// As in [`CompressedClusterQueue::send`].
     pub(super) key: u64,
     /// All bytes of the cluster.
     pub(super) data: Result<Arc<[u8]>, Status>,
 }
 
 /// A cluster to read. Sends its reply when it is dropped, so each job is answered once.
-struct ClusterJob {
+struct CompressedClusterRead {
     file: u8,
     cluster: CompressedCluster,
     to: ReplySender<ClusterReply>,
@@ -49,7 +49,7 @@ struct ClusterJob {
     result: Result<Arc<[u8]>, Status>,
 }
 
-impl Drop for ClusterJob {
+impl Drop for CompressedClusterRead {
     fn drop(&mut self) {
         let data = std::mem::replace(&mut self.result, Err(Status::IoErr));
         self.to.send(ClusterReply { key: self.key, data });
@@ -66,17 +66,17 @@ impl ClusterReader {
     }
 
     /// Opens the access of the lane that opens in this turn.
-    pub(super) fn open(&self, cx: &mut Cx<'_>) -> ClusterQueue {
-        ClusterQueue { jobs: self.0.clone(), inbox: ReplyInbox::open(cx) }
+    pub(super) fn open(&self, cx: &mut Cx<'_>) -> CompressedClusterQueue {
+        CompressedClusterQueue { jobs: self.0.clone(), inbox: ReplyInbox::open(cx) }
     }
 }
 
-impl ClusterQueue {
+impl CompressedClusterQueue {
     /// Asks for a cluster of file number `file`. The reply carries `key`.
     pub(super) fn send(&self, file: u8, cluster: CompressedCluster, key: u64) {
         let (to, result) = (self.inbox.sender(), Err(Status::IoErr));
         // If the thread has ended, the drop of the job answers it.
-        let _ = self.jobs.send(ClusterJob { file, cluster, to, key, result });
+        let _ = self.jobs.send(CompressedClusterRead { file, cluster, to, key, result });
     }
 
     /// As [`ReplyInbox::take_and_wait`].
@@ -95,7 +95,7 @@ struct ClusterThread {
 }
 
 impl ClusterThread {
-    fn run(mut self, jobs: &Receiver<ClusterJob>) {
+    fn run(mut self, jobs: &Receiver<CompressedClusterRead>) {
         while let Ok(mut job) = jobs.recv() {
             job.result = self.read(job.file, job.cluster);
         }

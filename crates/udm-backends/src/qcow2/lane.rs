@@ -4,7 +4,7 @@
 //! file; their number is bounded by a pool. Zeroes are written by the core, within its budget. A
 //! compressed cluster is a job for the thread of the image; the core copies from the reply.
 
-use super::clusters::{ClusterQueue, ClusterReply};
+use super::clusters::{ClusterReply, CompressedClusterQueue};
 use super::parts::{PartKey, RequestTable};
 use crate::read_only::{advance_copies, immediate_status_of_read_only};
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ const CLUSTERS_MAX: usize = 16;
 pub(super) struct Qcow2Lane {
     map: Arc<DiskExtentMap>,
     files: Vec<FileOfLane>,
-    clusters: Option<ClusterQueue>,
+    clusters: Option<CompressedClusterQueue>,
     /// Parts that wait for a cluster: the first byte in it, and the data to fill; by free slot.
     waiting_clusters: Vec<Option<(PartKey, usize, Segments)>>,
     clusters_in_flight: usize,
@@ -57,7 +57,7 @@ impl Qcow2Lane {
         map: Arc<DiskExtentMap>,
         children: Vec<Box<dyn Lane>>,
         cluster_bits: Vec<u32>,
-        clusters: Option<ClusterQueue>,
+        clusters: Option<CompressedClusterQueue>,
         cx: &mut Cx<'_>,
     ) -> Qcow2Lane {
         let files = children.into_iter().zip(cluster_bits);

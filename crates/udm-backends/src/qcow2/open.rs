@@ -54,11 +54,11 @@ pub fn open_image_in_object(
     let header = image.header()?;
     if header.external_data || header.backing.is_some() {
         let text = "an image that needs other files, which only an image in a file may";
-        return Err(refuse(path, EINVAL, text));
+        return Err(make_image_refusal(path, EINVAL, text));
     }
     let extents = image.read_with(|len, read| read_image_extents(&header, len, len, read))?;
     let map = DiskExtentMap::over(&extents, Sectors(header.size / SECTOR_SIZE), 0, None)
-        .map_err(|why| refuse(path, EINVAL, &why.to_string()))?;
+        .map_err(|why| make_image_refusal(path, EINVAL, &why.to_string()))?;
     let image = ImageFile { device: object, bytes, cluster_bits: header.cluster_bits };
     let device = make_device(path, map, vec![OpenedFile { path: path.to_owned(), image }])?;
     Ok(Arc::new(device))
@@ -71,7 +71,7 @@ fn make_device(
     files: Vec<OpenedFile>,
 ) -> Result<Qcow2Device, DeviceControlError> {
     if map.size() == Sectors::ZERO {
-        return Err(refuse(path, EINVAL, "a disk of no size"));
+        return Err(make_image_refusal(path, EINVAL, "a disk of no size"));
     }
     let limits = combine_limits(path, map.size(), &files)?;
     let clusters = match map.has_compressed() {
@@ -81,7 +81,10 @@ fn make_device(
                 name: file.path.display().to_string(),
                 cluster_bits: file.image.cluster_bits,
             });
-            Some(ClusterReader::start(files.collect()).map_err(|e| refuse(path, EIO, &e.to_string()))?)
+            Some(
+                ClusterReader::start(files.collect())
+                    .map_err(|e| make_image_refusal(path, EIO, &e.to_string()))?,
+            )
         }
         false => None,
     };
@@ -120,7 +123,7 @@ pub fn files_of_image(uri: &FileUri) -> Vec<PathBuf> {
 fn read_header(path: &Path) -> Result<Qcow2Header, DeviceControlError> {
     // A FIFO is not waited for.
     let file = std::fs::OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
-    let image = MetadataFile { path, bytes: Arc::new(file.map_err(|e| fail(path, &e))?) };
+    let image = MetadataFile { path, bytes: Arc::new(file.map_err(|e| make_image_io_error(path, &e))?) };
     image.header()
 }
 
@@ -142,7 +145,11 @@ impl ImageChain<'_> {
     /// Opens the file at `path`, and locks it. Returns its index.
     fn open_file(&mut self, path: &Path) -> Result<u8, DeviceControlError> {
         if self.files.len() == CHAIN_MAX {
-            return Err(refuse(path, ELOOP, &format!("more than {CHAIN_MAX} files for one image")));
+            return Err(make_image_refusal(
+                path,
+                ELOOP,
+                &format!("more than {CHAIN_MAX} files for one image"),
+            ));
         }
         let uri = FileUri {
             path: path.to_owned(),
@@ -153,15 +160,19 @@ impl ImageChain<'_> {
         };
         let (identity, device) = self.disks.open(&uri)?;
         if self.identities.contains(&identity) {
-            return Err(refuse(path, ELOOP, "the files of the image refer to each other in a circle"));
+            return Err(make_image_refusal(
+                path,
+                ELOOP,
+                "the files of the image refer to each other in a circle",
+            ));
         }
-        let file = File::open(path).map_err(|e| fail(path, &e))?;
-        let stat = rustix::fs::fstat(&file).map_err(|e| fail(path, &e.into()))?;
+        let file = File::open(path).map_err(|e| make_image_io_error(path, &e))?;
+        let stat = rustix::fs::fstat(&file).map_err(|e| make_image_io_error(path, &e.into()))?;
         if DiskIdentity::of(&stat) != Some(identity) {
-            return Err(refuse(path, EBUSY, "leads to another file than a moment ago"));
+            return Err(make_image_refusal(path, EBUSY, "leads to another file than a moment ago"));
         }
         if self.uri.exclusive {
-            lock(path, &file)?;
+            lock_image_file(path, &file)?;
         }
         self.identities.push(identity);
         let image = ImageFile { device: Arc::new(device), bytes: Arc::new(file), cluster_bits: 0 };
@@ -197,12 +208,12 @@ impl ImageChain<'_> {
                     Some("raw") => Some(self.open_raw(&backing_path)?),
                     Some(other) => {
                         let text = format!("its backing file is in format {other:?}, not raw or qcow2");
-                        return Err(refuse(path, EINVAL, &text));
+                        return Err(make_image_refusal(path, EINVAL, &text));
                     }
                     None => {
                         let text = "it does not name the format of its backing file: \
                                     \"qemu-img rebase -u -b FILE -F FORMAT IMAGE\" adds the name";
-                        return Err(refuse(path, EINVAL, text));
+                        return Err(make_image_refusal(path, EINVAL, text));
                     }
                 }
             }
@@ -210,14 +221,14 @@ impl ImageChain<'_> {
         };
         let data = data_file.map_or(index, |(index, _)| index);
         DiskExtentMap::over(&extents, Sectors(header.size / SECTOR_SIZE), data, backing.as_ref())
-            .map_err(|why| refuse(path, EINVAL, &why.to_string()))
+            .map_err(|why| make_image_refusal(path, EINVAL, &why.to_string()))
     }
 
     fn open_raw(&mut self, path: &Path) -> Result<DiskExtentMap, DeviceControlError> {
         let index = self.open_file(path)?;
         let len = self.metadata(index, path).len()?;
         if !len.is_multiple_of(SECTOR_SIZE) {
-            return Err(refuse(path, EINVAL, "a backing file that is not made of whole sectors"));
+            return Err(make_image_refusal(path, EINVAL, "a backing file that is not made of whole sectors"));
         }
         Ok(DiskExtentMap::raw(Sectors(len / SECTOR_SIZE), index))
     }
@@ -232,7 +243,11 @@ impl ImageChain<'_> {
             return Ok(None);
         }
         let Some(name) = &header.data_file else {
-            return Err(refuse(path, EINVAL, "its data is in another file, which it does not name"));
+            return Err(make_image_refusal(
+                path,
+                EINVAL,
+                "its data is in another file, which it does not name",
+            ));
         };
         self.check_allowed(path, "data file", name)?;
         let data_path = path_of_name(path, name)?;
@@ -247,7 +262,7 @@ impl ImageChain<'_> {
             "it needs the {what} {name:?}: backing=allow opens it, \
              \"qemu-img convert -O qcow2 IMAGE NEW\" makes an image without it"
         );
-        Err(refuse(path, EINVAL, &text))
+        Err(make_image_refusal(path, EINVAL, &text))
     }
 }
 
@@ -257,13 +272,13 @@ fn path_of_name(image: &Path, name: &str) -> Result<PathBuf, DeviceControlError>
     let name = name.strip_prefix("file:").unwrap_or(name);
     let protocol = name.split('/').next().is_some_and(|first| first.contains(':'));
     if protocol {
-        return Err(refuse(image, EINVAL, &format!("it names {name:?}, which is not a file")));
+        return Err(make_image_refusal(image, EINVAL, &format!("it names {name:?}, which is not a file")));
     }
     Ok(image.parent().unwrap_or(Path::new("")).join(name))
 }
 
 /// Locks a file of an image, unless another program writes it.
-fn lock(path: &Path, file: &File) -> Result<(), DeviceControlError> {
+fn lock_image_file(path: &Path, file: &File) -> Result<(), DeviceControlError> {
     for _ in 0..LOCK_TRIES {
         if lock_file_against_writers(file.as_fd()).is_ok() {
             return Ok(());
@@ -271,7 +286,7 @@ fn lock(path: &Path, file: &File) -> Result<(), DeviceControlError> {
         std::thread::sleep(LOCK_PAUSE);
     }
     let text = "in use: another program writes it, by QEMU's locks (exclusive=off?)";
-    Err(refuse(path, EBUSY, text))
+    Err(make_image_refusal(path, EBUSY, text))
 }
 
 /// Combines the limits of the files to those of a disk of `size`.
@@ -284,7 +299,7 @@ fn combine_limits(path: &Path, size: Sectors, files: &[OpenedFile]) -> Result<Li
     let small = |file: &OpenedFile| file.image.cluster_bits > 0 && (1 << file.image.cluster_bits) < block;
     if files.iter().any(small) || !size.bytes().is_multiple_of(block) {
         let text = format!("its clusters do not fit to blocks of {block} bytes (direct=off?)");
-        return Err(refuse(path, EINVAL, &text));
+        return Err(make_image_refusal(path, EINVAL, &text));
     }
     Ok(Limits {
         max_sectors: limits.max_sectors.min(MAX_SECTORS),
@@ -305,7 +320,7 @@ struct MetadataFile<'a> {
 impl MetadataFile<'_> {
     /// Length in bytes.
     fn len(&self) -> Result<u64, DeviceControlError> {
-        self.bytes.len().map_err(|e| fail(self.path, &e))
+        self.bytes.len().map_err(|e| make_image_io_error(self.path, &e))
     }
 
     fn header(&self) -> Result<Qcow2Header, DeviceControlError> {
@@ -321,15 +336,15 @@ impl MetadataFile<'_> {
         let mut read = |offset: u64, buf: &mut [u8]| {
             self.bytes.read_exact_at(buf, offset).map_err(|e| Qcow2Error::unreadable(offset, &e.to_string()))
         };
-        parse(len, &mut read).map_err(|why| refuse(self.path, EINVAL, &why.to_string()))
+        parse(len, &mut read).map_err(|why| make_image_refusal(self.path, EINVAL, &why.to_string()))
     }
 }
 
-fn refuse(path: &Path, errno: i32, text: &str) -> DeviceControlError {
+fn make_image_refusal(path: &Path, errno: i32, text: &str) -> DeviceControlError {
     DeviceControlError::new(errno, format!("{}: {text}", path.display()))
 }
 
-fn fail(path: &Path, error: &std::io::Error) -> DeviceControlError {
+fn make_image_io_error(path: &Path, error: &std::io::Error) -> DeviceControlError {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
     DeviceControlError::new(error.raw_os_error().unwrap_or(EIO), format!("{}: {text}", path.display()))

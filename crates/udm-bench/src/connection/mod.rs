@@ -9,7 +9,7 @@ use crate::jobs::BenchJob;
 use crate::load::FioLoadOptions;
 use crate::region::JobRegion;
 use crate::report::BenchReport;
-use crate::run::SingleLoadMeasurement;
+use crate::run::LoadMeasurementPlan;
 use crate::verify::{self, BlockHeader};
 use anyhow::{Result, anyhow, ensure};
 use std::thread;
@@ -64,7 +64,7 @@ pub(crate) trait RequestConnection: Send {
     ) -> Result<()>;
 }
 
-impl SingleLoadMeasurement<'_> {
+impl LoadMeasurementPlan<'_> {
     /// Runs one job per connection; job *i* accesses `regions[i]`.
     pub(crate) fn run_on_connections(
         &self,

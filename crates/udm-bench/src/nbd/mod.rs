@@ -11,7 +11,7 @@ mod reply_loop;
 
 use crate::connection::{check_connection_load_options, new_write_payload};
 use crate::report::BenchReport;
-use crate::run::SingleLoadMeasurement;
+use crate::run::LoadMeasurementPlan;
 use anyhow::{Context, Result, ensure};
 use client_wire::NbdClientWire;
 use rustix::fd::OwnedFd;
@@ -23,7 +23,7 @@ use udm_wire::nbd::client::NegotiatedExportInfo;
 use udm_wire::nbd::{BlockSizes, ExportFlags};
 use udm_wire::uri::NbdUri;
 
-impl SingleLoadMeasurement<'_> {
+impl LoadMeasurementPlan<'_> {
     /// Runs the jobs against an export, one connection per job.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl SingleLoadMeasurement<'_> {
     /// Runs the jobs against loops that only read and write, one per job, over Unix sockets.
     ///
     /// # Errors
-    /// As [`SingleLoadMeasurement::measure_nbd`].
+    /// As [`LoadMeasurementPlan::measure_nbd`].
     pub fn measure_floor(&self) -> Result<BenchReport> {
         check_connection_load_options(self.load, "NBD")?;
         let pairs: Vec<_> = (0..self.load.numjobs).map(|_| UnixStream::pair()).collect::<Result<_, _>>()?;
@@ -97,7 +97,7 @@ mod tests {
     use udm_core::Nanos;
 
     fn floor(text: &str) -> Result<BenchReport> {
-        SingleLoadMeasurement {
+        LoadMeasurementPlan {
             load: &parse_fio_load_options(text),
             progress: None,
             stop: &AtomicBool::new(false),
@@ -163,7 +163,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = thread::spawn(move || reply_loop::serve_minimal_nbd_replies(SlowStream(theirs)));
         let stop = AtomicBool::new(false);
-        let run = SingleLoadMeasurement { load: &load, progress: None, stop: &stop };
+        let run = LoadMeasurementPlan { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         server.join().unwrap();
         let reads = &report.entries[0].stats.directions[0];
@@ -208,7 +208,7 @@ mod tests {
         let load = parse_fio_load_options("--rw randread --iodepth 8 --runtime 200ms");
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let stop = AtomicBool::new(false);
-        let run = SingleLoadMeasurement { load: &load, progress: None, stop: &stop };
+        let run = LoadMeasurementPlan { load: &load, progress: None, stop: &stop };
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();
         let (_, failure) = report.failure().expect("a failure");
         assert_eq!(failure, "8 requests were not answered within 10 s of the end of the load");
@@ -219,7 +219,7 @@ mod tests {
     fn a_server_that_goes_away() {
         let load = parse_fio_load_options("--rw randread --iodepth 8");
         let stop = AtomicBool::new(false);
-        let run = SingleLoadMeasurement { load: &load, progress: None, stop: &stop };
+        let run = LoadMeasurementPlan { load: &load, progress: None, stop: &stop };
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let report = run.on_sockets(vec![ours.into()], &export(1 << 20)).unwrap();

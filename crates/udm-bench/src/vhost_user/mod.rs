@@ -11,7 +11,7 @@ mod queue;
 
 use crate::connection::{WAIT, check_connection_load_options, new_write_payload};
 use crate::report::BenchReport;
-use crate::run::SingleLoadMeasurement;
+use crate::run::LoadMeasurementPlan;
 use anyhow::{Context, Result, ensure};
 use copy_loop::CopyLoopConnection;
 use queue::{VirtioBlkConnection, queue_size_for_depth};
@@ -23,7 +23,7 @@ use virtio_driver::{
     VhostUser, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-impl SingleLoadMeasurement<'_> {
+impl LoadMeasurementPlan<'_> {
     /// Runs the jobs against the server that listens at `socket`, one queue per job. If the jobs
     /// do not `poll`, they sleep while they wait. The rings are split, or `packed`.
     ///
@@ -61,7 +61,7 @@ impl SingleLoadMeasurement<'_> {
     /// Runs the jobs against threads that only copy, one per job.
     ///
     /// # Errors
-    /// As [`SingleLoadMeasurement::measure_vhost_user`].
+    /// As [`LoadMeasurementPlan::measure_vhost_user`].
     pub fn measure_copy_floor(&self, poll: bool) -> Result<BenchReport> {
         check_connection_load_options(self.load, "vhost-user")?;
         let regions = self.load.regions(&Limits::new(Sectors(1 << 31)))?;

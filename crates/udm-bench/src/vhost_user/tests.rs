@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 fn floor(text: &str, poll: bool) -> Result<BenchReport> {
     let load = parse_fio_load_options(text);
-    SingleLoadMeasurement { load: &load, progress: None, stop: &AtomicBool::new(false) }
+    LoadMeasurementPlan { load: &load, progress: None, stop: &AtomicBool::new(false) }
         .measure_copy_floor(poll)
 }
 

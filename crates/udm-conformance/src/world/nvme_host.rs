@@ -13,7 +13,7 @@ use std::time::Duration;
 use udm_core::errno::{EIO, EOPNOTSUPP};
 use udm_core::{BioFlags, Op, SECTOR_SIZE};
 use udm_wire::nvme::{
-    CommandCapsule, Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse,
+    Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse, NvmeCommand,
     NvmeStatus, PduHeader, PduLimits, PduType, data_digest, encode_capsule_command, encode_h2c_data,
     verify_header_digest,
 };
@@ -106,7 +106,7 @@ impl NvmeStream {
     fn send_command(&self, bytes: [u8; 64], data: &[u8]) {
         let mut header = [0; 128];
         let len = (!data.is_empty()).then_some(data.len() as u32);
-        let command = CommandCapsule::from_bytes(bytes);
+        let command = NvmeCommand::from_bytes(bytes);
         let header_len = encode_capsule_command(&mut header, &command, len, &self.limits);
         self.send(&header[..header_len], data);
     }

@@ -13,7 +13,7 @@ use udm_core::errno::EIO;
 use udm_dm::TargetError;
 
 /// The error of a front end, about the device `word`.
-pub(super) fn refusal(word: &str, error: DeviceControlError) -> VerbError {
+pub(super) fn make_front_end_error(word: &str, error: DeviceControlError) -> VerbError {
     VerbError::new(word, TargetError::errno(error.errno).because(error.text))
 }
 

@@ -87,7 +87,7 @@ fn set_requested_throttle(
         }
         (group, limits) => set_device_throttle(registry, &mapped, limits.flatten(), group.as_deref()),
     }
-    .map_err(|NoSuchGroup| {
+    .map_err(|NoSuchThrottleGroup| {
         refused(ENOENT, "no device is in this group: give its limits, as in iops=1000".into())
     })
 }
@@ -112,14 +112,14 @@ pub(crate) fn apply_throttle_settings(
 }
 
 /// No device is in a group, so its limits are not known.
-struct NoSuchGroup;
+struct NoSuchThrottleGroup;
 
 fn set_device_throttle(
     registry: &DeviceRegistry,
     mapped: &RegisteredDevice,
     limits: Option<ThrottleLimits>,
     group: Option<&str>,
-) -> Result<(), NoSuchGroup> {
+) -> Result<(), NoSuchThrottleGroup> {
     let _lock = registry.throttling();
     let cores = registry.cores();
     let Some(group) = group else {
@@ -137,7 +137,7 @@ fn set_device_throttle(
         (Some(before), None) => before,
         (Some(before), Some(limits)) if *before.limits() == limits => before,
         (before, Some(limits)) => throttle_after(before.as_ref(), limits),
-        (None, None) => return Err(NoSuchGroup),
+        (None, None) => return Err(NoSuchThrottleGroup),
     };
     mapped.set_throttle_group(Some(group));
     for one in members.iter().map(|one| &**one).chain([mapped]) {

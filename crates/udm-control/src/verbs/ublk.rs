@@ -4,7 +4,7 @@
 //! with the server, unless somebody uses it: then the next server takes it over. Those of snapshots
 //! and clones that were created by name are recorded, so that they come back with them in any case.
 
-use super::front_ends::{record_added, refusal};
+use super::front_ends::{make_front_end_error, record_added};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
@@ -32,7 +32,7 @@ pub fn add_ublk_disk(
 ) -> Result<api::UblkDiskDescription, VerbError> {
     let disks = served_disks(registry, word)?;
     let name = registry.find(word)?.device.name();
-    let added = disks.add(&name, request).map_err(|error| refusal(word, error))?;
+    let added = disks.add(&name, request).map_err(|error| make_front_end_error(word, error))?;
     record_added(
         registry,
         word,
@@ -50,7 +50,7 @@ pub fn add_ublk_disk(
 pub fn remove_ublk_disk(registry: &DeviceRegistry, word: &str, force: bool) -> Result<(), VerbError> {
     let disks = served_disks(registry, word)?;
     let name = registry.find(word)?.device.name();
-    disks.remove(&name, force).map_err(|error| refusal(word, error))?;
+    disks.remove(&name, force).map_err(|error| make_front_end_error(word, error))?;
     record_added(
         registry,
         word,

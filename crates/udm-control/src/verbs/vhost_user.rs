@@ -5,7 +5,7 @@
 //! goes over an upgrade. Those of snapshots and clones that were created by name are recorded, so
 //! that they come back with them after a restart.
 
-use super::front_ends::{record_added, refusal};
+use super::front_ends::{make_front_end_error, record_added};
 use crate::api;
 use crate::error::VerbError;
 use crate::registry::DeviceRegistry;
@@ -38,7 +38,7 @@ pub fn add_vhost_user_socket(
         let why = format!("{}: expected an absolute path", path.display());
         return Err(VerbError::new(word, TargetError::errno(EINVAL).because(why)));
     }
-    sockets.add(&name, path).map_err(|error| refusal(word, error))?;
+    sockets.add(&name, path).map_err(|error| make_front_end_error(word, error))?;
     record_added(registry, word, &name, "the socket is there, but only until the server ends")?;
     let path = path.display().to_string();
     Ok(api::VhostUserSocketDescription { device: name, path, connected: false, added: true })
@@ -57,7 +57,7 @@ pub fn remove_vhost_user_socket(
 ) -> Result<(), VerbError> {
     let sockets = served_sockets(registry, word)?;
     let name = registry.find(word)?.device.name();
-    sockets.remove(&name, path, force).map_err(|error| refusal(word, error))?;
+    sockets.remove(&name, path, force).map_err(|error| make_front_end_error(word, error))?;
     record_added(registry, word, &name, "the socket is gone, but comes back when the server is started again")
 }
 

@@ -141,8 +141,9 @@ impl LockModel {
         for i in 0..self.connections.len() {
             let ModelConnection { core: at, member, requests, .. } = &mut self.connections[i];
             let Some(member) = member.as_mut().filter(|_| *at == core) else { continue };
-            let busy =
-                |range: &Range<u64>| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range));
+            let busy = |range: &Range<u64>| {
+                requests.iter().any(|r| r.in_flight() && ranges_overlap(&r.blocks(), range))
+            };
             match member.message(&message, busy) {
                 RangeLockEvent::None => {}
                 RangeLockEvent::Granted(key) => self.connections[i].requests[key].stage = WriteStage::Granted,
@@ -238,7 +239,9 @@ impl LockModel {
             let ModelConnection { member, requests, .. } = c;
             let member = member.as_mut().unwrap();
             member.release(key);
-            member.write_ended(|range| requests.iter().any(|r| r.in_flight() && overlap(&r.blocks(), range)));
+            member.write_ended(|range| {
+                requests.iter().any(|r| r.in_flight() && ranges_overlap(&r.blocks(), range))
+            });
             self.end(i);
         }
     }
@@ -248,7 +251,10 @@ impl LockModel {
         for (j, c) in self.connections.iter().enumerate() {
             for (k, r) in c.requests.iter().enumerate() {
                 let reads = matches!(r.stage, WriteStage::Read(_)) && (i, key) != (j, k);
-                assert!(!(reads && overlap(&r.blocks(), range)), "connection {i} writes {range:?} under {j}");
+                assert!(
+                    !(reads && ranges_overlap(&r.blocks(), range)),
+                    "connection {i} writes {range:?} under {j}"
+                );
             }
         }
     }

@@ -99,7 +99,7 @@ struct RangeLock {
     informed: Vec<CoreId>,
 }
 
-fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+fn ranges_overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
@@ -124,7 +124,7 @@ impl RangeLockTable {
     fn advance(&mut self, topic: DeviceId, post: &Arc<dyn RangeLockMessenger>) {
         while self.active.len() < ACTIVE_MAX
             && let Some(first) = self.waiting.front()
-            && !self.active.iter().any(|a| overlap(&a.range, &first.range))
+            && !self.active.iter().any(|a| ranges_overlap(&a.range, &first.range))
             && let Some(mut hold) = self.waiting.pop_front()
         {
             let (id, owner, grant) = (hold.id, hold.owner, post.clone());
@@ -207,7 +207,7 @@ impl RangeLockMember {
 
     /// Returns true if a write to `range`, in bytes, must wait.
     pub(super) fn is_locked(&self, range: &Range<u64>) -> bool {
-        !self.held.is_empty() && self.held.iter().any(|h| overlap(&h.range, range))
+        !self.held.is_empty() && self.held.iter().any(|h| ranges_overlap(&h.range, range))
     }
 
     /// Topic that the member subscribes to.

@@ -13,9 +13,9 @@ use std::net::SocketAddr;
 use udm_core::Nanos;
 use udm_core::Segments;
 use udm_wire::nvme::{
-    AdminOpcode, AsyncEventMask, CommandCapsule, ControllerKind, DISCOVERY_NQN, DataPointer, FeatureId,
-    FenceCapabilities, IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IdentifyTarget, LOG_PAGE_MAX,
-    LogPage, LogPageRequest, NvmeStatus, QueueCounts, encode_active_namespaces, encode_ana_log,
+    AdminOpcode, AsyncEventMask, ControllerKind, DISCOVERY_NQN, DataPointer, FeatureId, FenceCapabilities,
+    IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IdentifyTarget, LOG_PAGE_MAX, LogPage,
+    LogPageRequest, NvmeCommand, NvmeStatus, QueueCounts, encode_active_namespaces, encode_ana_log,
     encode_changed_namespaces, encode_discovery_log, encode_firmware_log, encode_health_log,
     encode_namespace_descriptors,
 };
@@ -117,7 +117,7 @@ impl NvmeQueue {
     }
 
     /// Executes an admin command.
-    pub(super) fn admin_command(&mut self, command: &CommandCapsule) {
+    pub(super) fn admin_command(&mut self, command: &NvmeCommand) {
         let now = self.now;
         let admin = self.admin.as_mut().expect("it is an admin queue");
         if !admin.state.is_ready() {
@@ -127,7 +127,7 @@ impl NvmeQueue {
         }
         let done = self.execute_admin(command).and_then(|reply| match reply {
             Data(bytes) => match command.data_pointer() {
-                DataPointer::Transport { len } if len > 0 => Ok(Data(padded(bytes, len))),
+                DataPointer::Transport { len } if len > 0 => Ok(Data(pad_to_asked_length(bytes, len))),
                 DataPointer::Transport { .. } => Err(NvmeStatus::DATA_SGL_LENGTH_INVALID.permanent()),
                 _ => Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID.permanent()),
             },
@@ -146,7 +146,7 @@ impl NvmeQueue {
         self.report_events();
     }
 
-    fn execute_admin(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
+    fn execute_admin(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let opcode = AdminOpcode::from_number(command.opcode());
         if command.is_fused() {
             return Err(NvmeStatus::INVALID_FIELD.permanent());
@@ -181,7 +181,7 @@ impl NvmeQueue {
         }
     }
 
-    fn identify(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
+    fn identify(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let admin = self.admin.as_ref().expect("it is an admin queue");
         let subsystem = &self.server.subsystem;
         let invalid = NvmeStatus::INVALID_NAMESPACE.permanent();
@@ -257,7 +257,7 @@ impl NvmeQueue {
         .encode()
     }
 
-    fn log_page(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
+    fn log_page(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let request = LogPageRequest::decode(command);
         if request.len > LOG_PAGE_MAX as u64 {
             return Err(NvmeStatus::INVALID_FIELD.permanent());
@@ -300,7 +300,7 @@ impl NvmeQueue {
         Ok(Data(part))
     }
 
-    fn set_features(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
+    fn set_features(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let value = command.dword(11);
         let now = self.now;
         let admin = self.admin.as_mut().expect("it is an admin queue");
@@ -326,7 +326,7 @@ impl NvmeQueue {
         }
     }
 
-    fn get_features(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
+    fn get_features(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let admin = self.admin.as_ref().expect("it is an admin queue");
         let is_io = admin.kind == ControllerKind::Io;
         match FeatureId::from_dword(command.dword(10)) {
@@ -343,7 +343,7 @@ impl NvmeQueue {
 }
 
 /// `bytes` with the length that the host has asked for, at most that of the longest log page.
-fn padded(mut bytes: Vec<u8>, len: u32) -> Vec<u8> {
+fn pad_to_asked_length(mut bytes: Vec<u8>, len: u32) -> Vec<u8> {
     bytes.resize((len as usize).min(LOG_PAGE_MAX), 0);
     bytes
 }

@@ -11,8 +11,8 @@ use std::io;
 use udm_core::{Nanos, Segments};
 use udm_wire::nvme::{
     AUTHENTICATION_MESSAGE_MAX, AuthenticationCommand, AuthenticationFailure, AuthenticationMessage,
-    CommandCapsule, DataPointer, DhchapChallenge, DhchapReply, DhchapSecret, DhchapTranscript,
-    FabricsCommand, NvmeStatus, OPCODE_FABRICS, verify_dhchap_response,
+    DataPointer, DhchapChallenge, DhchapReply, DhchapSecret, DhchapTranscript, FabricsCommand, NvmeCommand,
+    NvmeStatus, OPCODE_FABRICS, verify_dhchap_response,
 };
 
 /// The secrets for one host.
@@ -108,7 +108,7 @@ impl QueueAuthentication {
 
 impl NvmeQueue {
     /// True if `command` belongs to the authentication of the queue, or must wait for it.
-    pub(super) fn is_for_authentication(&self, command: &CommandCapsule) -> bool {
+    pub(super) fn is_for_authentication(&self, command: &NvmeCommand) -> bool {
         let Some(authentication) = &self.authentication else { return false };
         !authentication.is_done || is_authentication_command(command)
     }
@@ -124,7 +124,7 @@ impl NvmeQueue {
     }
 
     /// Executes a command of the authentication, and refuses others.
-    pub(super) fn authentication_command(&mut self, command: &CommandCapsule, data: Option<Segments>) {
+    pub(super) fn authentication_command(&mut self, command: &NvmeCommand, data: Option<Segments>) {
         let mut message = vec![0; data.as_ref().map_or(0, Segments::len).min(AUTHENTICATION_MESSAGE_MAX)];
         data.iter().for_each(|data| _ = data.copy_to_at(0, &mut message));
         data.into_iter().for_each(|data| crate::nbd::return_buffers_to_pool(data, &mut self.writes));
@@ -142,7 +142,7 @@ impl NvmeQueue {
 
     fn message_arrived(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         send: AuthenticationCommand,
         bytes: &[u8],
     ) -> Result<(), NvmeStatus> {
@@ -215,7 +215,7 @@ impl NvmeQueue {
 
     fn send_message(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         receive: AuthenticationCommand,
     ) -> Result<(), NvmeStatus> {
         let authentication = self.authentication.as_mut().expect("the caller has looked");
@@ -251,7 +251,7 @@ fn authentication_failed(queue: &mut NvmeQueue) {
     }
 }
 
-fn is_authentication_command(command: &CommandCapsule) -> bool {
+fn is_authentication_command(command: &NvmeCommand) -> bool {
     command.opcode() == OPCODE_FABRICS
         && matches!(
             FabricsCommand::decode(command),

@@ -8,7 +8,7 @@ use super::admin::AdminReply;
 use super::queue::NvmeQueue;
 use super::{QUEUE_ENTRIES_MAX, VERSION};
 use udm_wire::nvme::{
-    CommandCapsule, ControllerCapabilities, ControllerConfiguration, ControllerStatus, FabricsCommand,
+    ControllerCapabilities, ControllerConfiguration, ControllerStatus, FabricsCommand, NvmeCommand,
     NvmeStatus, ShutdownStatus, property,
 };
 
@@ -41,7 +41,7 @@ impl ControllerState {
 }
 
 impl NvmeQueue {
-    pub(super) fn fabrics_command(&mut self, command: &CommandCapsule) -> Result<AdminReply, NvmeStatus> {
+    pub(super) fn fabrics_command(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let capabilities = ControllerCapabilities { queue_entries: QUEUE_ENTRIES_MAX - 1, timeout: 15 };
         self.become_ready();
         let is_quiet = self.link.association.connected_io_queues() == 0;

@@ -20,8 +20,9 @@ use super::queue::NvmeQueue;
 use std::sync::Arc;
 use udm_core::Nanos;
 use udm_wire::nvme::{
-    CROSS_CONTROLLER_RESET_LOG_MAX, CommandCapsule, ControllerInstance, ControllerKind, CrossControllerReset,
-    CrossControllerResetEntry, CrossControllerResetStatus, NvmeStatus, encode_cross_controller_reset_log,
+    CROSS_CONTROLLER_RESET_LOG_MAX, ControllerInstance, ControllerKind, CrossControllerReset,
+    CrossControllerResetEntry, CrossControllerResetStatus, NvmeCommand, NvmeStatus,
+    encode_cross_controller_reset_log,
 };
 
 /// Limit of resets in progress of a controller (CCRL); TP8028 recommends 4.
@@ -99,10 +100,7 @@ impl ControllerResets {
 }
 
 impl NvmeQueue {
-    pub(super) fn cross_controller_reset(
-        &mut self,
-        command: &CommandCapsule,
-    ) -> Result<AdminReply, NvmeStatus> {
+    pub(super) fn cross_controller_reset(&mut self, command: &NvmeCommand) -> Result<AdminReply, NvmeStatus> {
         let invalid = Err(NvmeStatus::INVALID_FIELD.permanent());
         let impacted = CrossControllerReset::decode(command).impacted;
         let (own, subsystem) = (&self.link.association, &self.server.subsystem);

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use udm_core::{Batch, Buf, Nanos, Segments};
 use udm_runtime::{FrontCx, FrontEnd, RingCompletion, RingOp};
 use udm_wire::nvme::{
-    CONNECT_DATA_SIZE, CommandCapsule, Completion, ConnectCommand, ConnectData, ConnectError, DataPointer,
-    FabricsCommand, FatalError, InitializeRequest, InitializeResponse, NvmeStatus, OPCODE_FABRICS, PduHeader,
+    CONNECT_DATA_SIZE, Completion, ConnectCommand, ConnectData, ConnectError, DataPointer, FabricsCommand,
+    FatalError, InitializeRequest, InitializeResponse, NvmeCommand, NvmeStatus, OPCODE_FABRICS, PduHeader,
     PduHeaderError, PduLimits, PduType, SQE_SIZE, TermRequest, data_digest, encode_capsule_response,
     verify_header_digest,
 };
@@ -227,7 +227,7 @@ impl NvmeHandshake {
         let Some(common) = self.received.first_chunk() else { return Ok(None) };
         let pdu = PduHeader::decode(common, &agreed.limits)?;
         let sequence = |what| PduHeaderError { error: FatalError::SequenceError, at: 0, what };
-        if pdu.kind != PduType::CommandCapsule {
+        if pdu.kind != PduType::NvmeCommand {
             return Err(sequence("expected a Connect command").into());
         }
         let digest = if pdu.has_data_digest { 4 } else { 0 };
@@ -247,7 +247,7 @@ impl NvmeHandshake {
         }
         let mut command = [0; SQE_SIZE];
         command.copy_from_slice(&header[PduHeader::SIZE..PduHeader::SIZE + SQE_SIZE]);
-        let command = CommandCapsule::from_bytes(command);
+        let command = NvmeCommand::from_bytes(command);
         let (data, rest) = self.received[pdu.header_len..total].split_at(pdu.data_len as usize);
         let fail = |status: NvmeStatus, what| {
             let error = ConnectError { status, ..ConnectError::command(0, what) };
@@ -268,7 +268,7 @@ impl NvmeHandshake {
             return fail(status, "expected 1024 bytes of data in the capsule");
         };
         let origin = AssociationOrigin { peer: self.peer(), port: self.port };
-        let link = check(&connect)
+        let link = check_connect_parameters(&connect)
             .and_then(|()| ConnectData::decode(data))
             .and_then(|data| self.serve().map(|()| data))
             .and_then(|data| QueueLink::connect(&self.server.subsystem, &connect, data, origin));
@@ -299,7 +299,7 @@ impl NvmeHandshake {
 }
 
 /// Checks the parameters of a Connect command that do not depend on the subsystem.
-fn check(connect: &ConnectCommand) -> Result<(), ConnectError> {
+fn check_connect_parameters(connect: &ConnectCommand) -> Result<(), ConnectError> {
     if connect.format != 0 {
         let status = NvmeStatus::CONNECT_INCOMPATIBLE_FORMAT.permanent();
         return Err(ConnectError { status, ..ConnectError::command(40, "unknown format of Connect") });

@@ -10,7 +10,7 @@ use super::transmit::QueuedPdu;
 use crate::nbd::return_buffers_to_pool;
 use udm_core::{Bio, BioFlags, Op, Sector, Sectors, Segments, Status};
 use udm_runtime::FrontCx;
-use udm_wire::nvme::{AnaState, CommandCapsule, DataPdu, DatasetRequest, NvmeStatus};
+use udm_wire::nvme::{AnaState, DataPdu, DatasetRequest, NvmeCommand, NvmeStatus};
 
 /// Bytes per piece of zeroes written as data.
 const ZEROES_PIECE: u32 = 256 << 10;
@@ -19,7 +19,7 @@ impl NvmeQueue {
     /// Handles a command, which has perhaps brought data in its capsule.
     pub(super) fn command_arrived(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         data: Option<Segments>,
         cx: &mut FrontCx<'_, '_>,
     ) {
@@ -42,7 +42,7 @@ impl NvmeQueue {
 
     fn check_command(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         capsule_data: usize,
         cx: &mut FrontCx<'_, '_>,
     ) -> Result<CommandPlan, NvmeStatus> {
@@ -72,7 +72,7 @@ impl NvmeQueue {
     /// Starts a command, or parks it until there is memory.
     fn start(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         plan: CommandPlan,
         data: Option<Segments>,
         cx: &mut FrontCx<'_, '_>,

@@ -4,8 +4,8 @@ use super::TRANSFER_MAX;
 use super::namespaces::NamespaceGeometry;
 use udm_core::{BioFlags, Op};
 use udm_wire::nvme::{
-    CommandCapsule, DATASET_RANGE_SIZE, DataPointer, DatasetRequest, NvmOpcode, NvmeStatus, RwFlags,
-    RwRequest, WriteZeroesFlags,
+    DATASET_RANGE_SIZE, DataPointer, DatasetRequest, NvmOpcode, NvmeCommand, NvmeStatus, RwFlags, RwRequest,
+    WriteZeroesFlags,
 };
 
 /// How to execute a valid command.
@@ -30,7 +30,7 @@ pub(super) struct CommandPlan {
 /// # Errors
 /// The status of the command.
 pub(super) fn plan_command(
-    command: &CommandCapsule,
+    command: &NvmeCommand,
     capsule_data: usize,
     namespace: &NamespaceGeometry,
 ) -> Result<CommandPlan, NvmeStatus> {
@@ -58,7 +58,7 @@ pub(super) fn plan_command(
     match opcode {
         NvmOpcode::Flush => Ok(plan),
         NvmOpcode::Read => {
-            let (start, len, request) = range(command, namespace)?;
+            let (start, len, request) = command_byte_range(command, namespace)?;
             match command.data_pointer() {
                 DataPointer::Transport { len: pointed } => check_transfer(pointed, len)?,
                 _ => return Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID.permanent()),
@@ -68,7 +68,7 @@ pub(super) fn plan_command(
             Ok(CommandPlan { op: Op::Read, start, len, piece: namespace.data_max, flushes, ..plan })
         }
         NvmOpcode::Write => {
-            let (start, len, request) = range(command, namespace)?;
+            let (start, len, request) = command_byte_range(command, namespace)?;
             check_data(command, capsule_data, len)?;
             let fua = request.flags().contains(RwFlags::FUA);
             let flags = if fua { BioFlags::FUA } else { BioFlags::empty() };
@@ -76,7 +76,7 @@ pub(super) fn plan_command(
             Ok(CommandPlan { op: Op::Write, flags, start, len, piece: namespace.data_max, from_host, ..plan })
         }
         NvmOpcode::WriteZeroes => {
-            let (start, len, request) = range(command, namespace)?;
+            let (start, len, request) = command_byte_range(command, namespace)?;
             let flags = request.zeroes_flags();
             let deallocates = flags.contains(WriteZeroesFlags::DEALLOCATE);
             Ok(CommandPlan {
@@ -102,8 +102,8 @@ pub(super) fn plan_command(
 }
 
 /// The range of a command in bytes.
-fn range(
-    command: &CommandCapsule,
+fn command_byte_range(
+    command: &NvmeCommand,
     namespace: &NamespaceGeometry,
 ) -> Result<(u64, u64, RwRequest), NvmeStatus> {
     let request = RwRequest::decode(command);
@@ -127,13 +127,13 @@ fn check_transfer(pointed: u32, len: u64) -> Result<(), NvmeStatus> {
 }
 
 /// As [`check_data_at_least`], for data of exactly `len` bytes.
-fn check_data(command: &CommandCapsule, capsule_data: usize, len: u64) -> Result<(), NvmeStatus> {
+fn check_data(command: &NvmeCommand, capsule_data: usize, len: u64) -> Result<(), NvmeStatus> {
     let pointed = check_data_at_least(command, capsule_data, len)?;
     check_transfer(pointed, len)
 }
 
 /// Checks the data of the host, of at least `len` bytes. Returns the length.
-fn check_data_at_least(command: &CommandCapsule, capsule_data: usize, len: u64) -> Result<u32, NvmeStatus> {
+fn check_data_at_least(command: &NvmeCommand, capsule_data: usize, len: u64) -> Result<u32, NvmeStatus> {
     let pointed = match command.data_pointer() {
         DataPointer::InCapsule { offset, .. } if offset != 0 => {
             return Err(NvmeStatus::SGL_OFFSET_INVALID.permanent());
@@ -164,13 +164,13 @@ mod tests {
     }
 
     /// A command with this opcode, range in blocks, and data pointer.
-    fn command(opcode: u8, start: u64, blocks: u32, pointer: u8, len: u32) -> CommandCapsule {
+    fn command(opcode: u8, start: u64, blocks: u32, pointer: u8, len: u32) -> NvmeCommand {
         let mut bytes = [0; 64];
         (bytes[0], bytes[39]) = (opcode, pointer);
         bytes[32..36].copy_from_slice(&len.to_le_bytes());
         bytes[40..48].copy_from_slice(&start.to_le_bytes());
         bytes[48..52].copy_from_slice(&(blocks - 1).to_le_bytes());
-        CommandCapsule::from_bytes(bytes)
+        NvmeCommand::from_bytes(bytes)
     }
 
     const READ: u8 = 2;
@@ -178,7 +178,7 @@ mod tests {
     const ZEROES: u8 = 8;
     const DISCARD: u8 = 9;
 
-    fn status(command: &CommandCapsule, capsule_data: usize) -> Result<Op, NvmeStatus> {
+    fn status(command: &NvmeCommand, capsule_data: usize) -> Result<Op, NvmeStatus> {
         let plan = plan_command(command, capsule_data, &geometry());
         plan.map(|plan| plan.op).map_err(|status| {
             assert!(status.is_permanent());
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(status(&long, 0), Err(NvmeStatus::INVALID_FIELD), "longer than the limit");
         let mut offset = *command(WRITE, 0, 1, 0x01, 4096).bytes();
         offset[24] = 4;
-        assert_eq!(status(&CommandCapsule::from_bytes(offset), 4096), Err(NvmeStatus::SGL_OFFSET_INVALID));
+        assert_eq!(status(&NvmeCommand::from_bytes(offset), 4096), Err(NvmeStatus::SGL_OFFSET_INVALID));
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let discard = |ranges: u32, len| {
             let mut bytes = *command(DISCARD, 0, 1, 0x01, len).bytes();
             bytes[40..48].copy_from_slice(&(u64::from(ranges - 1) | 4 << 32).to_le_bytes());
-            CommandCapsule::from_bytes(bytes)
+            NvmeCommand::from_bytes(bytes)
         };
         assert_eq!(status(&discard(256, 4096), 4096), Ok(Op::Discard));
         assert_eq!(status(&discard(2, 16), 16), Err(NvmeStatus::DATA_SGL_LENGTH_INVALID));
@@ -248,7 +248,7 @@ mod tests {
                 bytes[32..36].fill(0);
             }
             bytes[48..52].copy_from_slice(&flags.to_le_bytes());
-            plan_command(&CommandCapsule::from_bytes(bytes), 0, &geometry()).unwrap()
+            plan_command(&NvmeCommand::from_bytes(bytes), 0, &geometry()).unwrap()
         };
         assert_eq!(with(WRITE, 1 << 30).flags, BioFlags::FUA);
         assert_eq!(
@@ -261,7 +261,7 @@ mod tests {
         }
         let mut fused = *command(READ, 0, 1, 0x5a, 4096).bytes();
         fused[1] = 1;
-        assert_eq!(status(&CommandCapsule::from_bytes(fused), 0), Err(NvmeStatus::INVALID_FIELD));
+        assert_eq!(status(&NvmeCommand::from_bytes(fused), 0), Err(NvmeStatus::INVALID_FIELD));
         let frozen = NamespaceGeometry { is_read_only: true, ..geometry() };
         for opcode in [WRITE, ZEROES, DISCARD] {
             let refused = plan_command(&command(opcode, 0, 1, 0x5a, 4096), 0, &frozen);

@@ -1,14 +1,14 @@
 //! A command between its arrival and its answer, and its stages.
 
 use udm_core::{Bio, BioFlags, Nanos, Op, Segments, Status};
-use udm_wire::nvme::{CommandCapsule, DATASET_RANGE_SIZE, DatasetRange, DatasetRequest};
+use udm_wire::nvme::{DATASET_RANGE_SIZE, DatasetRange, DatasetRequest, NvmeCommand};
 
 /// A command between its arrival and its answer.
 pub(super) struct PendingCommand {
     /// The host's identifier.
     pub(super) id: u16,
     pub(super) nsid: u32,
-    pub(super) command: CommandCapsule,
+    pub(super) command: NvmeCommand,
     pub(super) op: Op,
     pub(super) flags: BioFlags,
     pub(super) stage: CommandStage,
@@ -123,7 +123,7 @@ mod tests {
         let pending = PendingCommand {
             id: 0,
             nsid: 1,
-            command: CommandCapsule::from_bytes(bytes),
+            command: NvmeCommand::from_bytes(bytes),
             op: Op::Discard,
             flags: BioFlags::empty(),
             stage: CommandStage::Dataset { index: 0, done: 0 },

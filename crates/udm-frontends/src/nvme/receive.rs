@@ -5,8 +5,8 @@ use super::transmit::QueuedPdu;
 use udm_core::Segments;
 use udm_runtime::FrontCx;
 use udm_wire::nvme::{
-    CommandCapsule, DataPdu, FatalError, MAX_HEADER, NvmeStatus, PduHeader, PduHeaderError, PduType,
-    SQE_SIZE, TermRequest, data_digest, verify_header_digest,
+    DataPdu, FatalError, MAX_HEADER, NvmeCommand, NvmeStatus, PduHeader, PduHeaderError, PduType, SQE_SIZE,
+    TermRequest, data_digest, verify_header_digest,
 };
 
 /// The part of the stream that is received next.
@@ -23,7 +23,7 @@ pub(super) enum Incoming {
 #[derive(Clone, Copy)]
 pub(super) enum DataOwner {
     /// The command in this capsule.
-    Capsule(CommandCapsule),
+    Capsule(NvmeCommand),
     /// The pending command of this key.
     Transfer(usize),
 }
@@ -68,7 +68,7 @@ impl NvmeQueue {
             return Ok(false);
         };
         let pdu = PduHeader::decode(common, &limits)?;
-        if !matches!(pdu.kind, PduType::CommandCapsule | PduType::HostData | PduType::HostTermRequest) {
+        if !matches!(pdu.kind, PduType::NvmeCommand | PduType::HostData | PduType::HostTermRequest) {
             let error = FatalError::SequenceError;
             return Err(PduHeaderError { error, at: 0, what: "unexpected kind of PDU" });
         }
@@ -85,7 +85,7 @@ impl NvmeQueue {
             return Err(PduHeaderError { error, at: 0, what: "wrong header digest" });
         }
         match pdu.kind {
-            PduType::CommandCapsule => {
+            PduType::NvmeCommand => {
                 if self.pending.len() >= usize::from(self.entries) {
                     let error = FatalError::SequenceError;
                     return Err(PduHeaderError {
@@ -97,7 +97,7 @@ impl NvmeQueue {
                 self.rx.consume(pdu.header_len);
                 let mut command = [0; SQE_SIZE];
                 command.copy_from_slice(&header[PduHeader::SIZE..PduHeader::SIZE + SQE_SIZE]);
-                let command = CommandCapsule::from_bytes(command);
+                let command = NvmeCommand::from_bytes(command);
                 self.advance_sq_head();
                 if pdu.data_len == 0 {
                     self.command_arrived(&command, None, cx);

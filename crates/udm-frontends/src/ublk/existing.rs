@@ -20,7 +20,7 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 const END_PAUSE: Duration = Duration::from_millis(20);
 
 /// Numbers of all devices.
-fn device_numbers() -> Vec<u32> {
+fn list_ublk_device_numbers() -> Vec<u32> {
     let entries = fs::read_dir(CLASS).into_iter().flatten().flatten();
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
     let mut numbers: Vec<u32> = entries.filter_map(number).collect();
@@ -31,7 +31,7 @@ fn device_numbers() -> Vec<u32> {
 /// The devices with a mark of udm, and their marks. Devices of others are not visible or have no
 /// such mark.
 fn marked_devices(driver: &UblkDriver) -> Vec<(UblkOwner, UblkDeviceInfo)> {
-    let infos = device_numbers().into_iter().filter_map(|number| driver.info(number).ok());
+    let infos = list_ublk_device_numbers().into_iter().filter_map(|number| driver.info(number).ok());
     infos.filter_map(|info| Some((UblkOwner::decode(info.mark)?, info))).collect()
 }
 
@@ -100,7 +100,7 @@ pub(super) fn start_recovery(driver: &UblkDriver, info: &UblkDeviceInfo) -> Resu
 /// somebody uses: their requests wait for a server. Blocks while the kernel ends a device.
 #[must_use]
 pub fn find_names_in_use<'a>(folder: &Path, names: &[&'a str]) -> Vec<&'a str> {
-    if device_numbers().is_empty() {
+    if list_ublk_device_numbers().is_empty() {
         return Vec::new();
     }
     let Ok(driver) = UblkDriver::open() else { return Vec::new() };
@@ -118,7 +118,7 @@ pub fn find_names_in_use<'a>(folder: &Path, names: &[&'a str]) -> Vec<&'a str> {
 /// of one of `names`. Devices in use are reported and stay. Devices of other programs and servers
 /// are not touched. Blocks while the kernel ends a device.
 pub fn remove_unwanted_devices(folder: &Path, names: &[&str]) {
-    if device_numbers().is_empty() {
+    if list_ublk_device_numbers().is_empty() {
         return;
     }
     // Without permission there is no device that could be removed.

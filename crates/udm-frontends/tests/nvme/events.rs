@@ -45,7 +45,7 @@ fn namespaces_come_change_and_go() {
     assert!(queue.ask(command(0x00, 2, &[])).status.is_ok());
     let mut write = *rw(WRITE, 0, 1, true).bytes();
     write[4] = 2;
-    queue.command(udm_wire::nvme::CommandCapsule::from_bytes(write), &[0; 512]);
+    queue.command(udm_wire::nvme::NvmeCommand::from_bytes(write), &[0; 512]);
     assert_eq!(queue.answer().status(), NvmeStatus::WRITE_PROTECTED.permanent());
     assert_eq!(export.users(), 1);
 

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use udm_wire::nvme::{
-    CommandCapsule, Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse,
+    Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse, NvmeCommand,
     NvmeStatus, PduHeader, PduLimits, PduType, TermRequest, data_digest, encode_capsule_command,
     encode_h2c_data, verify_header_digest,
 };
@@ -103,11 +103,11 @@ impl Connection {
     }
 
     /// Sends a command with `data` in its capsule. Returns its identifier.
-    pub fn command(&mut self, command: CommandCapsule, data: &[u8]) -> u16 {
+    pub fn command(&mut self, command: NvmeCommand, data: &[u8]) -> u16 {
         self.id += 1;
         let mut bytes = *command.bytes();
         bytes[2..4].copy_from_slice(&self.id.to_le_bytes());
-        let (mut header, command) = ([0; 128], CommandCapsule::from_bytes(bytes));
+        let (mut header, command) = ([0; 128], NvmeCommand::from_bytes(bytes));
         let len = (!data.is_empty()).then_some(data.len() as u32);
         let header_len = encode_capsule_command(&mut header, &command, len, &self.limits);
         let digest = data_digest([data]);
@@ -160,7 +160,7 @@ impl Connection {
     }
 
     /// Sends a command without data, and reads its completion.
-    pub fn ask(&mut self, command: CommandCapsule) -> Completion {
+    pub fn ask(&mut self, command: NvmeCommand) -> Completion {
         let id = self.command(command, &[]);
         match self.answer() {
             Answer::Response(completion) if completion.id == id => completion,
@@ -169,7 +169,7 @@ impl Connection {
     }
 
     /// Sends a command that returns data, and reads both.
-    pub fn read(&mut self, command: CommandCapsule) -> Result<Vec<u8>, NvmeStatus> {
+    pub fn read(&mut self, command: NvmeCommand) -> Result<Vec<u8>, NvmeStatus> {
         let id = self.command(command, &[]);
         match self.answer() {
             Answer::Data { pdu, data, is_success } => {
@@ -204,26 +204,26 @@ pub fn connect_command(queue: u16) -> ConnectCommand {
 }
 
 /// A command: opcode, namespace, and the dwords from 10 on.
-pub fn command(opcode: u8, nsid: u32, dwords: &[u32]) -> CommandCapsule {
+pub fn command(opcode: u8, nsid: u32, dwords: &[u32]) -> NvmeCommand {
     let mut bytes = [0; 64];
     (bytes[0], bytes[1]) = (opcode, 0x40);
     bytes[4..8].copy_from_slice(&nsid.to_le_bytes());
     for (at, dword) in dwords.iter().enumerate() {
         bytes[40 + at * 4..44 + at * 4].copy_from_slice(&dword.to_le_bytes());
     }
-    CommandCapsule::from_bytes(bytes)
+    NvmeCommand::from_bytes(bytes)
 }
 
 /// The same command with `len` bytes of data: in the capsule, or in data PDUs.
-pub fn with_data(command: CommandCapsule, in_capsule: bool, len: u32) -> CommandCapsule {
+pub fn with_data(command: NvmeCommand, in_capsule: bool, len: u32) -> NvmeCommand {
     let mut bytes = *command.bytes();
     bytes[32..36].copy_from_slice(&len.to_le_bytes());
     bytes[39] = if in_capsule { 0x01 } else { 0x5a };
-    CommandCapsule::from_bytes(bytes)
+    NvmeCommand::from_bytes(bytes)
 }
 
 /// A read or write (`opcode`) of whole blocks.
-pub fn rw(opcode: u8, block: u64, blocks: u32, in_capsule: bool) -> CommandCapsule {
+pub fn rw(opcode: u8, block: u64, blocks: u32, in_capsule: bool) -> NvmeCommand {
     let dwords = [block as u32, (block >> 32) as u32, blocks - 1];
     with_data(command(opcode, 1, &dwords), in_capsule, blocks * BLOCK as u32)
 }
@@ -232,22 +232,22 @@ pub const READ: u8 = 2;
 pub const WRITE: u8 = 1;
 
 /// Sets a property of 4 bytes.
-pub fn property_set(offset: u32, value: u32) -> CommandCapsule {
+pub fn property_set(offset: u32, value: u32) -> NvmeCommand {
     command(0x7f, 0, &[0, offset, value, 0])
 }
 
 /// Reads a property of 4 bytes.
-pub fn property_get(offset: u32) -> CommandCapsule {
+pub fn property_get(offset: u32) -> NvmeCommand {
     command(0x7f, 4, &[0, offset])
 }
 
 /// An Identify command.
-pub fn identify(structure: u32, nsid: u32) -> CommandCapsule {
+pub fn identify(structure: u32, nsid: u32) -> NvmeCommand {
     with_data(command(0x06, nsid, &[structure]), false, 4096)
 }
 
 /// A Get Log Page command for the first `len` bytes of a page.
-pub fn log_page(page: u32, len: u32) -> CommandCapsule {
+pub fn log_page(page: u32, len: u32) -> NvmeCommand {
     with_data(command(0x02, 0, &[page | (len / 4 - 1) << 16]), false, len)
 }
 

@@ -188,7 +188,7 @@ fn noise() {
             if rng.random_range(0..3) == 0 {
                 command[rng.random_range(0..64)] = rng.random();
             }
-            let command = udm_wire::nvme::CommandCapsule::from_bytes(command);
+            let command = udm_wire::nvme::NvmeCommand::from_bytes(command);
             let data = in_capsule.then_some(512);
             let len = udm_wire::nvme::encode_capsule_command(&mut header, &command, data, &queue.limits);
             if rng.random_range(0..6) == 0 {

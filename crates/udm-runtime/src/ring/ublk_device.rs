@@ -67,7 +67,7 @@ impl UblkDevice {
                 opened => break Arc::new(opened?),
             }
         };
-        let info = read_info(control, number, &path)?;
+        let info = get_ublk_device_info(control, number, &path)?;
         let (queues, depth) = (u16_at(&info, 0), u16_at(&info, 2));
         let io_bytes_max = u32::from_ne_bytes([info[8], info[9], info[10], info[11]]) as usize;
         let page = rustix::param::page_size();
@@ -125,7 +125,7 @@ impl UblkDeviceQueue {
 }
 
 /// Reads the info of the device. The kernel checks that `path` is the device.
-fn read_info(control: &UblkControl, number: u32, path: &str) -> io::Result<Vec<u8>> {
+fn get_ublk_device_info(control: &UblkControl, number: u32, path: &str) -> io::Result<Vec<u8>> {
     let mut buffer = path.as_bytes().to_vec();
     buffer.push(0);
     let path_len = buffer.len();

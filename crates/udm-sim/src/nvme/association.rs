@@ -5,7 +5,7 @@ use super::queue::HostQueue;
 use std::collections::BTreeMap;
 use udm_core::Nanos;
 use udm_wire::nvme::{
-    CommandCapsule, ControllerInstance, CrossControllerReset, OPCODE_FABRICS, SQE_SIZE, property,
+    ControllerInstance, CrossControllerReset, NvmeCommand, OPCODE_FABRICS, SQE_SIZE, property,
 };
 
 /// What an association does.
@@ -89,7 +89,7 @@ pub(super) struct HostAssociation {
     stamps: u32,
 }
 
-fn command(opcode: u8, kind: u32, dwords: &[u32], len: u32) -> CommandCapsule {
+fn command(opcode: u8, kind: u32, dwords: &[u32], len: u32) -> NvmeCommand {
     let mut bytes = [0; SQE_SIZE];
     (bytes[0], bytes[1]) = (opcode, 0x40);
     bytes[4..8].copy_from_slice(&kind.to_le_bytes());
@@ -98,7 +98,7 @@ fn command(opcode: u8, kind: u32, dwords: &[u32], len: u32) -> CommandCapsule {
     for (number, dword) in dwords.iter().enumerate() {
         bytes[40 + number * 4..44 + number * 4].copy_from_slice(&dword.to_le_bytes());
     }
-    CommandCapsule::from_bytes(bytes)
+    NvmeCommand::from_bytes(bytes)
 }
 
 impl HostAssociation {
@@ -189,7 +189,7 @@ impl HostAssociation {
         if !data.is_empty() {
             bytes[39] = 0x01;
         }
-        let id = io.send(&CommandCapsule::from_bytes(bytes), &data);
+        let id = io.send(&NvmeCommand::from_bytes(bytes), &data);
         self.io_commands.insert(id, sent);
     }
 

@@ -4,7 +4,7 @@ use crate::model::Violation;
 use crate::nbd::net::SimNetwork;
 use crate::rng::SimRng;
 use udm_wire::nvme::{
-    CommandCapsule, Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse,
+    Completion, ConnectCommand, ConnectData, DataPdu, InitializeRequest, InitializeResponse, NvmeCommand,
     PduHeader, PduLimits, PduType, encode_capsule_command,
 };
 
@@ -59,7 +59,7 @@ impl HostQueue {
     }
 
     /// Queues a command with `data` in its capsule. Returns its identifier.
-    pub(super) fn send(&mut self, command: &CommandCapsule, data: &[u8]) -> u16 {
+    pub(super) fn send(&mut self, command: &NvmeCommand, data: &[u8]) -> u16 {
         // Few commands are in flight, so an identifier is free again long before it is reused.
         self.next_id = self.next_id.wrapping_add(1);
         let mut bytes = *command.bytes();
@@ -67,7 +67,7 @@ impl HostQueue {
         let mut header = [0; 128];
         let len = (!data.is_empty()).then_some(data.len() as u32);
         let header_len =
-            encode_capsule_command(&mut header, &CommandCapsule::from_bytes(bytes), len, &self.limits);
+            encode_capsule_command(&mut header, &NvmeCommand::from_bytes(bytes), len, &self.limits);
         self.out.extend_from_slice(&header[..header_len]);
         self.out.extend_from_slice(data);
         self.next_id

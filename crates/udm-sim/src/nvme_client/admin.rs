@@ -5,9 +5,9 @@ use super::pdus::{FREE_ID, PduSequence, data_answer, response};
 use super::target::{AnaReport, SimController};
 use crate::model::Violation;
 use udm_wire::nvme::{
-    AdminOpcode, CommandCapsule, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand,
-    IdentifyTarget, LogPage, LogPageRequest, NvmeStatus, OPCODE_FABRICS, QueueCounts,
-    encode_changed_namespaces, property,
+    AdminOpcode, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand, IdentifyTarget,
+    LogPage, LogPageRequest, NvmeCommand, NvmeStatus, OPCODE_FABRICS, QueueCounts, encode_changed_namespaces,
+    property,
 };
 
 /// Results of an asynchronous event: a notice, its information, and the log page.
@@ -19,7 +19,7 @@ impl ControllerConn {
     /// Takes a command with the data of its capsule.
     pub(super) fn command(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         data: &[u8],
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
@@ -60,7 +60,7 @@ impl ControllerConn {
 
     fn connect(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         data: &[u8],
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
@@ -83,7 +83,7 @@ impl ControllerConn {
 
     fn connect_admin(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         connect: &ConnectCommand,
         data: &ConnectData,
         a: &mut ConnContext<'_>,
@@ -111,7 +111,7 @@ impl ControllerConn {
 
     fn connect_io(
         &mut self,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         connect: &ConnectCommand,
         data: &ConnectData,
         a: &mut ConnContext<'_>,
@@ -157,7 +157,7 @@ impl ControllerConn {
     fn admin_command(
         &mut self,
         controller: usize,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {command:?}: {why}", self.link));
@@ -251,7 +251,7 @@ impl ControllerConn {
     fn log_page(
         &mut self,
         controller: usize,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
         let LogPageRequest { page, specific, len, offset, .. } = LogPageRequest::decode(command);

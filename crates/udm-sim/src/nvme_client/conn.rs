@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 use udm_core::{Nanos, Op};
 use udm_wire::nvme::host::HostOptions;
 use udm_wire::nvme::{
-    CommandCapsule, DataPdu, InitializeRequest, InitializeResponse, PduHeader, PduLimits, PduType,
-    data_digest, verify_header_digest,
+    DataPdu, InitializeRequest, InitializeResponse, NvmeCommand, PduHeader, PduLimits, PduType, data_digest,
+    verify_header_digest,
 };
 
 /// Maximum number of bytes in transit to udm and in queued PDUs.
@@ -53,7 +53,7 @@ pub(super) struct DiskCommand {
 
 /// A write whose data the controller asks for.
 pub(super) struct PendingWrite {
-    pub(super) command: CommandCapsule,
+    pub(super) command: NvmeCommand,
     pub(super) len: u32,
     pub(super) data: Vec<u8>,
     /// The last R2T, and the bytes of it that have come.
@@ -298,10 +298,10 @@ impl ControllerConn {
             }
             let Some((header, pdu)) = self.next_pdu()? else { break };
             match header.kind {
-                PduType::CommandCapsule => {
+                PduType::NvmeCommand => {
                     let bytes = pdu[8..].first_chunk().ok_or("a short capsule")?;
                     let data = &pdu[header.header_len..header.header_len + header.data_len as usize];
-                    self.command(&CommandCapsule::from_bytes(*bytes), data, a)?;
+                    self.command(&NvmeCommand::from_bytes(*bytes), data, a)?;
                 }
                 PduType::HostData => self.host_data(&header, &pdu, a)?,
                 kind => return Err(format!("connection {}: a {kind:?}", self.link)),
@@ -340,7 +340,7 @@ impl ControllerConn {
             return Ok(None);
         }
         let pdu: Vec<u8> = self.input.drain(..len + digest).collect();
-        let size = if header.kind == PduType::CommandCapsule { 72 } else { 24 };
+        let size = if header.kind == PduType::NvmeCommand { 72 } else { 24 };
         if self.limits.header_digest && !verify_header_digest(&pdu[..size + 4]) {
             return Err(format!("connection {}: a wrong header digest of the host", self.link));
         }

@@ -11,7 +11,7 @@ use crate::trace::{NO_CORE, TraceEventKind, pack_op_and_flags, pack_sector_range
 use udm_core::{Nanos, Op};
 use udm_wire::nvme::host::is_usable;
 use udm_wire::nvme::{
-    AnaState, CommandCapsule, DataPdu, DataPointer, DatasetRange, DatasetRequest, NvmOpcode, NvmeStatus,
+    AnaState, DataPdu, DataPointer, DatasetRange, DatasetRequest, NvmOpcode, NvmeCommand, NvmeStatus,
     PduHeader, RwFlags, RwRequest, WriteZeroesFlags,
 };
 
@@ -28,7 +28,7 @@ impl ControllerConn {
     pub(super) fn io_command(
         &mut self,
         controller: usize,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         data: &[u8],
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
@@ -140,7 +140,7 @@ impl ControllerConn {
     fn store(
         &mut self,
         controller: usize,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         data: &[u8],
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
@@ -272,7 +272,7 @@ impl ControllerConn {
 }
 
 /// The operation of a command, its sectors, and FUA. A block has `block` sectors.
-fn decode(command: &CommandCapsule, data: &[u8], block: u64) -> Result<(Op, (u64, u64), bool), &'static str> {
+fn decode(command: &NvmeCommand, data: &[u8], block: u64) -> Result<(Op, (u64, u64), bool), &'static str> {
     let request = RwRequest::decode(command);
     let sectors = |start: u64, blocks: u64| {
         let end = start.checked_add(blocks).and_then(|end| end.checked_mul(block));

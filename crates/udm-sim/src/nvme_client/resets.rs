@@ -6,7 +6,7 @@ use super::conn::{ConnContext, ControllerConn};
 use crate::model::Violation;
 use udm_core::Nanos;
 use udm_wire::nvme::{
-    CommandCapsule, CrossControllerReset, CrossControllerResetEntry, CrossControllerResetStatus, NvmeStatus,
+    CrossControllerReset, CrossControllerResetEntry, CrossControllerResetStatus, NvmeCommand, NvmeStatus,
     encode_cross_controller_reset_log,
 };
 
@@ -40,7 +40,7 @@ impl ControllerConn {
     pub(super) fn reset_command(
         &mut self,
         controller: usize,
-        command: &CommandCapsule,
+        command: &NvmeCommand,
         a: &mut ConnContext<'_>,
     ) -> Result<(), Violation> {
         let wrong = |why: &str| Err(format!("connection {}: {command:?}: {why}", self.link));

@@ -41,7 +41,7 @@ pub(super) fn run_world(plan: &RunPlan) -> Result<(), Violation> {
     while with_world(|world| world.step < world.plan.steps) {
         step_serving()?;
         if with_world(|world| world.step >= world.rest_at) {
-            rest()?;
+            finish_and_verify()?;
             if with_world(|world| world.control.one_in(4)) {
                 end_server()?;
                 boot()?;
@@ -52,7 +52,7 @@ pub(super) fn run_world(plan: &RunPlan) -> Result<(), Violation> {
             boot()?;
         }
     }
-    rest()?;
+    finish_and_verify()?;
     end_server()
 }
 
@@ -91,13 +91,13 @@ pub(super) fn run_world_during_wait() -> bool {
 
 /// A guest acts, or the server is killed, in the middle of a core's turn.
 #[cfg(feature = "interleave")]
-fn act_within_turn() {
-    with_world(VhostUserWorld::act_within_turn);
+fn act_inside_core_turn() {
+    with_world(VhostUserWorld::act_inside_core_turn);
 }
 
 fn run_core(c: usize, mut core: SteppedRingCore) -> Result<(), Violation> {
     #[cfg(feature = "interleave")]
-    udm_core::interleave::set_interleave_hook(Some(act_within_turn));
+    udm_core::interleave::set_interleave_hook(Some(act_inside_core_turn));
     let mut rest = core.core.step();
     for _ in 0..with_world(|world| world.schedule.below(4)) {
         if rest != CoreStateAfterStep::None {
@@ -191,7 +191,7 @@ fn end_server() -> Result<(), Violation> {
 }
 
 /// Lets all requests complete, looks at the hostile guest, and reads all data back.
-fn rest() -> Result<(), Violation> {
+fn finish_and_verify() -> Result<(), Violation> {
     with_world(|world| {
         world.say("a rest");
         world.counts.rests += 1;

@@ -218,7 +218,7 @@ impl VhostUserWorld {
 
     /// An action in the middle of a core's turn: a guest's turn, or the end of the server.
     #[cfg(feature = "interleave")]
-    pub(super) fn act_within_turn(&mut self) {
+    pub(super) fn act_inside_core_turn(&mut self) {
         let on = |class| !self.plan.without.has(class);
         if self.state != ServerState::Serving || self.wrong.is_some() {
             return;

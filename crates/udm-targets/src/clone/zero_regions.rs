@@ -34,8 +34,8 @@ impl ZeroRegions {
         }
         let mut queries = QUERIES_MAX;
         let examined = map.len().0.min(EXAMINED_MAX);
-        for (from, to) in holes(source, 0, examined, map, &mut queries) {
-            for (from, to) in holes(destination, from, to, map, &mut queries) {
+        for (from, to) in find_holes(source, 0, examined, map, &mut queries) {
+            for (from, to) in find_holes(destination, from, to, map, &mut queries) {
                 zero.add(map, from, to);
             }
         }
@@ -83,7 +83,7 @@ impl DestinationHoles {
         if map.is_complete() {
             return DestinationHoles::default();
         }
-        let mut ranges = holes(destination, 0, map.len().0, map, &mut QUERIES_MAX.clone());
+        let mut ranges = find_holes(destination, 0, map.len().0, map, &mut QUERIES_MAX.clone());
         ranges.truncate(HOLES_MAX);
         DestinationHoles { ranges: ranges.into(), is_unknown: AtomicBool::new(false) }
     }
@@ -105,7 +105,13 @@ impl DestinationHoles {
 
 /// The holes of `device` in `from..to` that may contain a region. Each query takes one of
 /// `queries`.
-fn holes(device: &dyn Device, from: u64, to: u64, map: &RegionMap, queries: &mut usize) -> Vec<(u64, u64)> {
+fn find_holes(
+    device: &dyn Device,
+    from: u64,
+    to: u64,
+    map: &RegionMap,
+    queries: &mut usize,
+) -> Vec<(u64, u64)> {
     let (mut at, mut found) = (from, Vec::new());
     let least = map.region().0.min(map.len().0 - (map.count() - 1) * map.region().0);
     while at < to && *queries > 0 {

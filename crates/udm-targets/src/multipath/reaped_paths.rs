@@ -19,7 +19,7 @@ impl CompletedPathBios<'_> {
         let (back, from) = (self.children.completions(index), self.done.len());
         let op = back.first().map_or(Op::Read, |bio| bio.op);
         let (count, mut sectors) = (back.len(), Sectors::ZERO);
-        let all = udm_core::append_all_unless_flagged(back, self.done, |bio| {
+        let all = udm_core::append_all_if_none_flagged(back, self.done, |bio| {
             sectors += bio.sectors;
             bio.status as u8 | (bio.op as u8 ^ op as u8)
         });

@@ -6,11 +6,11 @@ use crate::nvme::host::{
     AdminEvent, HostAdmin, HostDigests, HostOptions, HostSecrets, IoQueueSetup, ResetOutcome,
 };
 use crate::nvme::{
-    AuthenticationMessage, CONNECT_AUTHENTICATION_REQUIRED, CommandCapsule, Completion, ControllerInstance,
-    ControllerKind, CrossControllerResetEntry, CrossControllerResetStatus, DataPdu, DhchapChallenge,
-    DhchapHash, DhchapSecret, FabricsCommand, FenceCapabilities, IDENTIFY_SIZE, IdentifyController,
-    IdentifyNamespace, InitializeResponse, NvmeStatus, OPCODE_CROSS_CONTROLLER_RESET, OPCODE_FABRICS,
-    PduLimits, SQE_SIZE, encode_c2h_data, encode_capsule_response, encode_cross_controller_reset_log,
+    AuthenticationMessage, CONNECT_AUTHENTICATION_REQUIRED, Completion, ControllerInstance, ControllerKind,
+    CrossControllerResetEntry, CrossControllerResetStatus, DataPdu, DhchapChallenge, DhchapHash,
+    DhchapSecret, FabricsCommand, FenceCapabilities, IDENTIFY_SIZE, IdentifyController, IdentifyNamespace,
+    InitializeResponse, NvmeCommand, NvmeStatus, OPCODE_CROSS_CONTROLLER_RESET, OPCODE_FABRICS, PduLimits,
+    SQE_SIZE, encode_c2h_data, encode_capsule_response, encode_cross_controller_reset_log,
     encode_namespace_descriptors,
 };
 use std::sync::Arc;
@@ -78,12 +78,12 @@ impl Controller<'_> {
             }
             let mut command = [0; SQE_SIZE];
             command.copy_from_slice(&pdu[8..72]);
-            self.command(&CommandCapsule::from_bytes(command), &pdu[72..], &mut out);
+            self.command(&NvmeCommand::from_bytes(command), &pdu[72..], &mut out);
         }
         out
     }
 
-    fn command(&mut self, command: &CommandCapsule, payload: &[u8], out: &mut Vec<u8>) {
+    fn command(&mut self, command: &NvmeCommand, payload: &[u8], out: &mut Vec<u8>) {
         if command.opcode() == 0x0c {
             return self.events.push(command.id());
         }
@@ -109,7 +109,7 @@ impl Controller<'_> {
     }
 
     /// What a good controller sends, and its result.
-    fn data(&mut self, command: &CommandCapsule, payload: &[u8], len: usize) -> (Option<Vec<u8>>, u64) {
+    fn data(&mut self, command: &NvmeCommand, payload: &[u8], len: usize) -> (Option<Vec<u8>>, u64) {
         match (command.opcode(), command.dword(10) as u8) {
             (OPCODE_FABRICS, _) => match FabricsCommand::decode(command) {
                 FabricsCommand::Connect(_) => (None, CONNECT_AUTHENTICATION_REQUIRED | u64::from(ID)),

@@ -2,10 +2,10 @@
 
 use super::assert_one_line_error;
 use crate::nvme::{
-    AuthenticationMessage, CommandCapsule, ConnectData, CrossControllerReset, DataPdu, DhchapSecret,
-    FabricsCommand, IdentifyTarget, InitializeRequest, LogPageRequest, PduHeader, PduLimits, PduType,
-    RwRequest, check_nqn, decode_cross_controller_reset_log, encode_capsule_command,
-    encode_cross_controller_reset_log, encode_h2c_data,
+    AuthenticationMessage, ConnectData, CrossControllerReset, DataPdu, DhchapSecret, FabricsCommand,
+    IdentifyTarget, InitializeRequest, LogPageRequest, NvmeCommand, PduHeader, PduLimits, PduType, RwRequest,
+    check_nqn, decode_cross_controller_reset_log, encode_capsule_command, encode_cross_controller_reset_log,
+    encode_h2c_data,
 };
 
 /// PDUs of an NVMe/TCP host: the first one, headers under all digests, commands, and Connect data.
@@ -53,7 +53,7 @@ pub fn fuzz_nvme_pdu(data: &[u8]) {
 
 fn check_pdu(data: &[u8], pdu: &PduHeader, limits: &PduLimits) {
     let max = match pdu.kind {
-        PduType::CommandCapsule => limits.capsule_data_max,
+        PduType::NvmeCommand => limits.capsule_data_max,
         _ => limits.data_max,
     };
     assert!(pdu.data_len <= max && pdu.header_len <= 255);
@@ -62,9 +62,9 @@ fn check_pdu(data: &[u8], pdu: &PduHeader, limits: &PduLimits) {
     }
     let mut out = [0; 128];
     match pdu.kind {
-        PduType::CommandCapsule => {
+        PduType::NvmeCommand => {
             let Some(bytes) = data[PduHeader::SIZE..].first_chunk() else { return };
-            let command = CommandCapsule::from_bytes(*bytes);
+            let command = NvmeCommand::from_bytes(*bytes);
             let _ =
                 (command.data_pointer(), FabricsCommand::decode(&command), IdentifyTarget::decode(&command));
             assert!((1..=65536).contains(&RwRequest::decode(&command).blocks));

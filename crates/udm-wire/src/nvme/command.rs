@@ -109,15 +109,15 @@ pub enum DataPointer {
 
 /// A command of 64 bytes (*Base* 3.3.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CommandCapsule {
+pub struct NvmeCommand {
     bytes: [u8; SQE_SIZE],
 }
 
-impl CommandCapsule {
+impl NvmeCommand {
     /// The command in these bytes. Every value is a command.
     #[must_use]
-    pub const fn from_bytes(bytes: [u8; SQE_SIZE]) -> CommandCapsule {
-        CommandCapsule { bytes }
+    pub const fn from_bytes(bytes: [u8; SQE_SIZE]) -> NvmeCommand {
+        NvmeCommand { bytes }
     }
 
     /// The bytes.

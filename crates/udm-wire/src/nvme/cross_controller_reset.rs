@@ -11,7 +11,7 @@
 //! to 6).
 
 use super::identify::put;
-use super::{CommandCapsule, IDENTIFY_SIZE, SQE_SIZE};
+use super::{IDENTIFY_SIZE, NvmeCommand, SQE_SIZE};
 use crate::bytes::{u16_at, u64_at};
 
 /// The opcode of the command, on admin queues.
@@ -84,7 +84,7 @@ impl CrossControllerReset {
 
     /// The arguments of `command`.
     #[must_use]
-    pub fn decode(command: &CommandCapsule) -> CrossControllerReset {
+    pub fn decode(command: &NvmeCommand) -> CrossControllerReset {
         let dword = command.dword(10);
         let (id, uniquifier) = (dword as u16, (dword >> 16) as u8);
         CrossControllerReset { impacted: ControllerInstance { id, uniquifier, random: command.dwords(12) } }
@@ -92,14 +92,14 @@ impl CrossControllerReset {
 
     /// The command with this identifier.
     #[must_use]
-    pub fn encode(&self, id: u16) -> CommandCapsule {
+    pub fn encode(&self, id: u16) -> NvmeCommand {
         let mut bytes = [0; SQE_SIZE];
         (bytes[0], bytes[1]) = (OPCODE_CROSS_CONTROLLER_RESET, 0x40);
         put(&mut bytes, 2, &id.to_le_bytes());
         put(&mut bytes, 40, &self.impacted.id.to_le_bytes());
         bytes[42] = self.impacted.uniquifier;
         put(&mut bytes, 48, &self.impacted.random.to_le_bytes());
-        CommandCapsule::from_bytes(bytes)
+        NvmeCommand::from_bytes(bytes)
     }
 }
 

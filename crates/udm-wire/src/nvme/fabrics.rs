@@ -2,7 +2,7 @@
 
 use super::auth::AuthenticationCommand;
 use super::nqn::decode_nqn;
-use super::{CommandCapsule, NqnError, NvmeStatus};
+use super::{NqnError, NvmeCommand, NvmeStatus};
 use crate::bytes::{u16_at, u32_at};
 
 /// Bytes of the data of a Connect command.
@@ -48,7 +48,7 @@ pub enum FabricsCommand {
 impl FabricsCommand {
     /// The command in a capsule whose opcode is [`super::OPCODE_FABRICS`].
     #[must_use]
-    pub fn decode(command: &CommandCapsule) -> FabricsCommand {
+    pub fn decode(command: &NvmeCommand) -> FabricsCommand {
         let bytes = command.bytes();
         let is_long = bytes[40] & 0b111 == 1;
         match bytes[4] {
@@ -110,7 +110,7 @@ pub struct ConnectCommand {
 impl ConnectCommand {
     /// The command, as a host sends it.
     #[must_use]
-    pub fn encode(&self, id: u16) -> CommandCapsule {
+    pub fn encode(&self, id: u16) -> NvmeCommand {
         let mut bytes = [0; super::SQE_SIZE];
         bytes[0] = super::OPCODE_FABRICS;
         bytes[1] = 0x40;
@@ -123,7 +123,7 @@ impl ConnectCommand {
         bytes[44..46].copy_from_slice(&self.queue_size.to_le_bytes());
         bytes[46] = u8::from(self.no_flow_control) << 2;
         bytes[48..52].copy_from_slice(&self.keep_alive_ms.to_le_bytes());
-        CommandCapsule::from_bytes(bytes)
+        NvmeCommand::from_bytes(bytes)
     }
 }
 

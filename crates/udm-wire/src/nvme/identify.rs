@@ -1,6 +1,6 @@
 //! Data structures of Identify (*Base* 5.17.2, *NVM* 4.1.5).
 
-use super::{CommandCapsule, FenceCapabilities};
+use super::{FenceCapabilities, NvmeCommand};
 
 /// Bytes of each structure.
 pub const IDENTIFY_SIZE: usize = 4096;
@@ -25,7 +25,7 @@ pub enum IdentifyTarget {
 impl IdentifyTarget {
     /// What `command` asks about.
     #[must_use]
-    pub fn decode(command: &CommandCapsule) -> IdentifyTarget {
+    pub fn decode(command: &NvmeCommand) -> IdentifyTarget {
         // The command set identifier; 0 is the NVM command set.
         let command_set = command.dword(11) >> 24;
         match command.dword(10) as u8 {

@@ -1,7 +1,7 @@
 //! Log pages (*Base* 5.16.1).
 
 use super::identify::put;
-use super::{AnaState, CommandCapsule};
+use super::{AnaState, NvmeCommand};
 
 /// The longest log page that udm creates, in bytes: a changed-namespace list, or an ANA log of 1024
 /// namespaces in a few groups.
@@ -47,7 +47,7 @@ pub struct LogPageRequest {
 impl LogPageRequest {
     /// The arguments of `command`.
     #[must_use]
-    pub fn decode(command: &CommandCapsule) -> LogPageRequest {
+    pub fn decode(command: &NvmeCommand) -> LogPageRequest {
         let dword = command.dword(10);
         let page = match dword as u8 {
             0x01 => LogPage::Error,

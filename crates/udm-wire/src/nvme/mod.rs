@@ -37,9 +37,7 @@ pub use auth::{
     AuthenticationMessageError, DhchapChallenge, DhchapHash, DhchapNegotiation, DhchapReply, DhchapSecret,
     DhchapSecretError, DhchapTranscript, verify_dhchap_response,
 };
-pub use command::{
-    AdminOpcode, CommandCapsule, Completion, DataPointer, NvmOpcode, OPCODE_FABRICS, SQE_SIZE,
-};
+pub use command::{AdminOpcode, Completion, DataPointer, NvmOpcode, NvmeCommand, OPCODE_FABRICS, SQE_SIZE};
 pub use cross_controller_reset::{
     CROSS_CONTROLLER_RESET_LOG_MAX, ControllerInstance, CrossControllerReset, CrossControllerResetEntry,
     CrossControllerResetStatus, FenceCapabilities, OPCODE_CROSS_CONTROLLER_RESET,

@@ -1,6 +1,6 @@
 //! Arguments of the commands of the NVM command set (*NVM* 3.2).
 
-use super::CommandCapsule;
+use super::NvmeCommand;
 use crate::bytes::{u32_at, u64_at};
 use bitflags::bitflags;
 
@@ -42,7 +42,7 @@ pub struct RwRequest {
 impl RwRequest {
     /// The range of `command`.
     #[must_use]
-    pub fn decode(command: &CommandCapsule) -> RwRequest {
+    pub fn decode(command: &NvmeCommand) -> RwRequest {
         let flags = command.dword(12);
         RwRequest { start: command.dwords(10), blocks: (flags & 0xffff) + 1, flags }
     }
@@ -78,7 +78,7 @@ pub struct DatasetRequest {
 impl DatasetRequest {
     /// The arguments of `command`.
     #[must_use]
-    pub fn decode(command: &CommandCapsule) -> DatasetRequest {
+    pub fn decode(command: &NvmeCommand) -> DatasetRequest {
         let ranges = (command.dword(10) & 0xff) as usize + 1;
         DatasetRequest { ranges, deallocates: command.dword(11) & 1 << 2 != 0 }
     }

@@ -1,6 +1,6 @@
 //! Protocol data units: the header of each kind, and its checks (*TCP* 3.6).
 
-use super::{CommandCapsule, Completion, SQE_SIZE, header_digest};
+use super::{Completion, NvmeCommand, SQE_SIZE, header_digest};
 use crate::bytes::{u16_at, u32_at};
 
 /// The longest header in bytes, with its digest: that of a command capsule.
@@ -33,7 +33,7 @@ pub enum PduType {
     /// The controller reports a fatal error.
     ControllerTermRequest = 0x03,
     /// A command, and perhaps its data.
-    CommandCapsule = 0x04,
+    NvmeCommand = 0x04,
     /// A completion.
     ResponseCapsule = 0x05,
     /// Data of a write.
@@ -51,7 +51,7 @@ impl PduType {
             0x01 => PduType::InitializeResponse,
             0x02 => PduType::HostTermRequest,
             0x03 => PduType::ControllerTermRequest,
-            0x04 => PduType::CommandCapsule,
+            0x04 => PduType::NvmeCommand,
             0x05 => PduType::ResponseCapsule,
             0x06 => PduType::HostData,
             0x07 => PduType::ControllerData,
@@ -63,13 +63,13 @@ impl PduType {
     const fn header_size(self) -> usize {
         match self {
             PduType::InitializeRequest | PduType::InitializeResponse => INITIALIZE_SIZE,
-            PduType::CommandCapsule => CAPSULE_SIZE,
+            PduType::NvmeCommand => CAPSULE_SIZE,
             _ => SHORT_SIZE,
         }
     }
 
     const fn may_have_data(self) -> bool {
-        matches!(self, PduType::CommandCapsule | PduType::HostData | PduType::ControllerData)
+        matches!(self, PduType::NvmeCommand | PduType::HostData | PduType::ControllerData)
     }
 
     const fn has_digests(self) -> bool {
@@ -201,7 +201,7 @@ impl PduHeader {
         let digest = if limits.data_digest { 4 } else { 0 };
         let data_len = total.checked_sub(header_len as u64 + digest).filter(|len| *len > 0);
         let data_len = data_len.ok_or(PduHeaderError::field(4, "wrong length"))?;
-        let max = if kind == PduType::CommandCapsule { limits.capsule_data_max } else { limits.data_max };
+        let max = if kind == PduType::NvmeCommand { limits.capsule_data_max } else { limits.data_max };
         if data_len > u64::from(max) {
             let error = FatalError::DataLimitExceeded;
             return Err(PduHeaderError { error, at: 4, what: "more data than allowed" });
@@ -262,7 +262,8 @@ impl InitializeRequest {
     #[must_use]
     pub fn encode(&self) -> [u8; INITIALIZE_SIZE] {
         let digests = u8::from(self.header_digest) | u8::from(self.data_digest) << 1;
-        let mut bytes = initialize(PduType::InitializeRequest, self.version, self.host_alignment, digests);
+        let mut bytes =
+            encode_initialize_pdu(PduType::InitializeRequest, self.version, self.host_alignment, digests);
         bytes[12..16].copy_from_slice(&self.max_r2t.to_le_bytes());
         bytes
     }
@@ -286,7 +287,8 @@ impl InitializeResponse {
     #[must_use]
     pub fn encode(&self) -> [u8; INITIALIZE_SIZE] {
         let digests = u8::from(self.header_digest) | u8::from(self.data_digest) << 1;
-        let mut bytes = initialize(PduType::InitializeResponse, 0, self.controller_alignment, digests);
+        let mut bytes =
+            encode_initialize_pdu(PduType::InitializeResponse, 0, self.controller_alignment, digests);
         bytes[12..16].copy_from_slice(&self.max_h2c_data.to_le_bytes());
         bytes
     }
@@ -304,7 +306,7 @@ impl InitializeResponse {
     }
 }
 
-fn initialize(kind: PduType, version: u16, alignment: u8, digests: u8) -> [u8; INITIALIZE_SIZE] {
+fn encode_initialize_pdu(kind: PduType, version: u16, alignment: u8, digests: u8) -> [u8; INITIALIZE_SIZE] {
     let mut bytes = [0; INITIALIZE_SIZE];
     (bytes[0], bytes[2]) = (kind as u8, INITIALIZE_SIZE as u8);
     bytes[4..8].copy_from_slice(&(INITIALIZE_SIZE as u32).to_le_bytes());
@@ -384,7 +386,7 @@ impl DataPdu {
 
 /// Writes a header to the front of `out`, completed with lengths, flags, digest and padding;
 /// returns its length. `data` is the length of the data if the PDU has some.
-fn seal(
+fn finish_pdu_header(
     out: &mut [u8],
     kind: PduType,
     flags: u8,
@@ -414,7 +416,7 @@ fn seal(
 /// Writes a completion (*TCP* 3.6.2.7) to the front of `out`; returns its length.
 pub fn encode_capsule_response(out: &mut [u8; 128], completion: &Completion, limits: &PduLimits) -> usize {
     out[8..SHORT_SIZE].copy_from_slice(&completion.encode());
-    seal(out, PduType::ResponseCapsule, 0, None, 0, limits)
+    finish_pdu_header(out, PduType::ResponseCapsule, 0, None, 0, limits)
 }
 
 /// Writes the header of data for the host to the front of `out`; returns its length. It is the last
@@ -429,26 +431,26 @@ pub fn encode_c2h_data(
     out[..SHORT_SIZE].fill(0);
     data.put(out);
     let flags = FLAG_LAST | if is_success { FLAG_SUCCESS } else { 0 };
-    seal(out, PduType::ControllerData, flags, Some(data.len), host_alignment, limits)
+    finish_pdu_header(out, PduType::ControllerData, flags, Some(data.len), host_alignment, limits)
 }
 
 /// Writes an R2T (*TCP* 3.6.2.10) to the front of `out`; returns its length.
 pub fn encode_r2t(out: &mut [u8; 128], data: &DataPdu, limits: &PduLimits) -> usize {
     out[..SHORT_SIZE].fill(0);
     data.put(out);
-    seal(out, PduType::ReadyToTransfer, 0, None, 0, limits)
+    finish_pdu_header(out, PduType::ReadyToTransfer, 0, None, 0, limits)
 }
 
 /// As a host: writes the header of a command capsule to the front of `out`; returns its length.
 /// `data` is the number of bytes that follow in the capsule.
 pub fn encode_capsule_command(
     out: &mut [u8; 128],
-    command: &CommandCapsule,
+    command: &NvmeCommand,
     data: Option<u32>,
     limits: &PduLimits,
 ) -> usize {
     out[8..CAPSULE_SIZE].copy_from_slice(command.bytes());
-    seal(out, PduType::CommandCapsule, 0, data, 0, limits)
+    finish_pdu_header(out, PduType::NvmeCommand, 0, data, 0, limits)
 }
 
 /// As a host: writes the header of data for the controller to the front of `out`; returns its
@@ -457,5 +459,5 @@ pub fn encode_h2c_data(out: &mut [u8; 128], data: &DataPdu, is_last: bool, limit
     out[..SHORT_SIZE].fill(0);
     data.put(out);
     let flags = if is_last { FLAG_LAST } else { 0 };
-    seal(out, PduType::HostData, flags, Some(data.len), 0, limits)
+    finish_pdu_header(out, PduType::HostData, flags, Some(data.len), 0, limits)
 }

@@ -100,16 +100,16 @@ impl VhostUserMessageHeader {
 /// Encodes a reply to `request`.
 #[must_use]
 pub fn encode_reply(request: u32, payload: &[u8]) -> Vec<u8> {
-    encode(request, VERSION | FLAG_REPLY, payload)
+    encode_vhost_user_message(request, VERSION | FLAG_REPLY, payload)
 }
 
 /// Encodes a message that is no reply; with `needs_reply`, the peer must answer it.
 #[must_use]
 pub fn encode_message(request: u32, needs_reply: bool, payload: &[u8]) -> Vec<u8> {
-    encode(request, if needs_reply { VERSION | FLAG_NEED_REPLY } else { VERSION }, payload)
+    encode_vhost_user_message(request, if needs_reply { VERSION | FLAG_NEED_REPLY } else { VERSION }, payload)
 }
 
-fn encode(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+fn encode_vhost_user_message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     debug_assert!(payload.len() <= PAYLOAD_MAX);
     let mut out = Vec::with_capacity(HEADER_SIZE + payload.len());
     out.extend(request.to_ne_bytes());

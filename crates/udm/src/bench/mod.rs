@@ -20,9 +20,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use udm_bench::{
-    DmLayerComparisonOptions, FioLoadOptions, JobFile, JobOptions, PATHS_MAX, PathSampler,
-    SingleLoadMeasurement, SnapshotCostOptions, TEXT_MAX, compare_dm_layers, measure_jobs,
-    measure_snapshot_costs, parse_job_file,
+    DmLayerComparisonOptions, FioLoadOptions, JobFile, JobOptions, LoadMeasurementPlan, PATHS_MAX,
+    PathSampler, SnapshotCostOptions, TEXT_MAX, compare_dm_layers, measure_jobs, measure_snapshot_costs,
+    parse_job_file,
 };
 use udm_wire::uri::{DeviceUri, NbdUri};
 
@@ -157,7 +157,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
     let loads: Vec<&FioLoadOptions> = jobs.iter().map(|job| &job.load).collect();
     let (mut mapped, mut watch) = (None, None);
     let report = progress::run_with_bench_progress(&loads, |progress| {
-        let run = SingleLoadMeasurement { load: loads[0], progress, stop };
+        let run = LoadMeasurementPlan { load: loads[0], progress, stop };
         match (&server, &args.vhost_user, args.floor) {
             (Some(uri), ..) => run.measure_nbd(uri).context("bench"),
             (_, Some(socket), _) => run.measure_vhost_user(socket, args.poll, args.packed).context("bench"),

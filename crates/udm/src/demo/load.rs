@@ -26,7 +26,7 @@ const END: u8 = 2;
 /// The phase and counters that the loads share with the main thread. Each load adds its counts once
 /// per turn.
 #[derive(Default)]
-pub(super) struct LoadProgress {
+pub(super) struct DemoLoadCounters {
     phase: AtomicU8,
     submitted: AtomicU64,
     completed: AtomicU64,
@@ -37,7 +37,7 @@ pub(super) struct LoadProgress {
     checked: AtomicU64,
 }
 
-/// The counters of [`LoadProgress`] at one moment.
+/// The counters of [`DemoLoadCounters`] at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub(super) struct LoadCounters {
     /// Requests submitted to the device.
@@ -52,7 +52,7 @@ pub(super) struct LoadCounters {
     pub wrong: u64,
 }
 
-impl LoadProgress {
+impl DemoLoadCounters {
     /// The counters so far. They are exact once the loads have ended.
     pub fn counts(&self) -> LoadCounters {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
@@ -106,7 +106,7 @@ struct VerifyBlockState {
 pub(super) struct VerifyLoad {
     core: LocalCore,
     lane: Box<dyn Lane>,
-    progress: Arc<LoadProgress>,
+    progress: Arc<DemoLoadCounters>,
     first: u64,
     blocks: Vec<VerifyBlockState>,
     /// The next block to read back; equal to the number of blocks at the end.
@@ -125,7 +125,7 @@ impl VerifyLoad {
     pub fn new(
         mut core: LocalCore,
         device: &dyn Device,
-        progress: Arc<LoadProgress>,
+        progress: Arc<DemoLoadCounters>,
         first: u64,
         blocks: usize,
     ) -> Result<VerifyLoad, DeviceControlError> {

@@ -1,6 +1,6 @@
 //! The setup of the multipath demo: the image, the cores with their loads, and the device.
 
-use super::load::{BLOCK, LoadCounters, LoadProgress, VerifyLoad};
+use super::load::{BLOCK, DemoLoadCounters, LoadCounters, VerifyLoad};
 use super::{DemoStepReport, PathCounters};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ pub(super) struct MultipathDemoSetup {
     core_set: Arc<ProcessCores>,
     registry: Arc<DeviceRegistry>,
     device: Arc<MappedDevice>,
-    progress: Arc<LoadProgress>,
+    progress: Arc<DemoLoadCounters>,
     threads: Vec<JoinHandle<()>>,
     /// All tables that have been live; their targets have the counters of the paths.
     tables: Mutex<Vec<Arc<Table>>>,
@@ -48,7 +48,7 @@ pub(super) struct MultipathDemoSetup {
 /// The data that a core's thread starts with.
 struct CoreThreadParams {
     core_set: Arc<ProcessCores>,
-    progress: Arc<LoadProgress>,
+    progress: Arc<DemoLoadCounters>,
     device: Arc<OnceLock<Arc<MappedDevice>>>,
     ready: SyncSender<Result<()>>,
 }
@@ -65,7 +65,7 @@ impl MultipathDemoSetup {
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX);
         let core_set = ProcessCores::new(cores).context("demo: cores")?;
         let registry = DeviceRegistry::new(core_set.clone(), cores);
-        let progress = Arc::new(LoadProgress::default());
+        let progress = Arc::new(DemoLoadCounters::default());
         let place = Arc::new(OnceLock::new());
         let (ready, answers) = sync_channel(2 * cores);
         let threads = start_core_load_threads(cores, &core_set, &progress, &place, &ready)?;
@@ -207,7 +207,7 @@ fn two_path_multipath_table(folder: &Path, selector: &str) -> String {
 fn start_core_load_threads(
     cores: usize,
     core_set: &Arc<ProcessCores>,
-    progress: &Arc<LoadProgress>,
+    progress: &Arc<DemoLoadCounters>,
     device: &Arc<OnceLock<Arc<MappedDevice>>>,
     ready: &SyncSender<Result<()>>,
 ) -> Result<Vec<JoinHandle<()>>> {

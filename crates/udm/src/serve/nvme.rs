@@ -108,7 +108,7 @@ struct ServedNvmeTarget(Weak<NvmeServer>);
 
 impl nvme_target::NvmeTarget for ServedNvmeTarget {
     fn describe(&self) -> api::NvmeSubsystem {
-        self.0.upgrade().map_or_else(Default::default, |server| describe(&server))
+        self.0.upgrade().map_or_else(Default::default, |server| describe_nvme_subsystem(&server))
     }
 
     fn set_ana_state(&self, request: &api::SetNvmeAnaStateRequest) -> Result<(), String> {
@@ -247,7 +247,7 @@ fn read_secret(path: &Path) -> Result<DhchapSecret> {
     DhchapSecret::parse(&text).with_context(place)
 }
 
-fn describe(server: &NvmeServer) -> api::NvmeSubsystem {
+fn describe_nvme_subsystem(server: &NvmeServer) -> api::NvmeSubsystem {
     let subsystem = server.describe();
     let ports: Vec<String> = subsystem.ports.iter().map(SocketAddr::to_string).collect();
     let ana = |(port, state): (&String, &AnaState)| api::NvmeAnaState {

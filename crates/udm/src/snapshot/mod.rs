@@ -10,7 +10,7 @@ mod merge_wait;
 mod print;
 mod qcow2;
 
-use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
+use crate::args::{DrainTimeoutArgs, OutputFormatArgs, ServerArgs};
 use crate::output::{print_json_to_stdout, print_to_stdout};
 use crate::requests::{call_verb_without_body, current_dir, explain_client_error};
 use anyhow::{Context, Result};
@@ -75,7 +75,7 @@ struct SnapshotCreateArgs {
     #[command(flatten)]
     print: OutputFormatArgs,
     #[command(flatten)]
-    timeout: InFlightTimeoutArgs,
+    timeout: DrainTimeoutArgs,
     /// The name of the snapshot
     #[arg(requires = "of")]
     name: Option<String>,
@@ -124,7 +124,7 @@ struct SnapshotRemoveArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    timeout: InFlightTimeoutArgs,
+    timeout: DrainTimeoutArgs,
     /// The snapshots
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,

@@ -1,6 +1,6 @@
 //! Verbs that change a device.
 
-use crate::args::{InFlightTimeoutArgs, OutputFormatArgs, ServerArgs};
+use crate::args::{DrainTimeoutArgs, OutputFormatArgs, ServerArgs};
 use crate::concise;
 use crate::output::{print_json_to_stdout, print_to_stdout};
 use crate::requests::{current_dir, explain_client_error};
@@ -151,7 +151,7 @@ pub struct RemoveArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub timeout: InFlightTimeoutArgs,
+    pub timeout: DrainTimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -220,7 +220,7 @@ pub struct SuspendArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub timeout: InFlightTimeoutArgs,
+    pub timeout: DrainTimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
@@ -244,7 +244,7 @@ pub struct ResumeArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
-    pub timeout: InFlightTimeoutArgs,
+    pub timeout: DrainTimeoutArgs,
     /// The devices
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,

@@ -130,7 +130,7 @@ fn prepare_table(
         in_flight(BATCH_BYTES)
     );
     let table = match &new.hydrate_first {
-        Some(text) => add_profile(name, &table, text)?,
+        Some(text) => add_boot_profile(name, &table, text)?,
         None => table,
     };
     let parts = RecordedParts {
@@ -144,7 +144,7 @@ fn prepare_table(
 }
 
 /// Adds the boot profile `text` to a table.
-fn add_profile(name: &str, table: &str, text: &str) -> Result<String, VerbError> {
+fn add_boot_profile(name: &str, table: &str, text: &str) -> Result<String, VerbError> {
     let profile = BootProfile::parse(text);
     let lines = parse_table(table).map_err(|error| clone_error(name, EINVAL, error.to_string()))?;
     let with_profile = profile.and_then(|profile| profile.add_to_table(&lines));

@@ -55,7 +55,7 @@ pub async fn restore_clones(registry: &Arc<DeviceRegistry>, declared: &[&str], i
     registry.opener().set_known_objects(known);
     let restored = records.into_iter().map(|record| {
         let registry = Arc::clone(registry);
-        tokio::task::spawn_blocking(move || restore(&registry, &record.id, is_last))
+        tokio::task::spawn_blocking(move || restore_clone(&registry, &record.id, is_last))
     });
     let _: Vec<_> = stream::iter(restored).buffer_unordered(AT_ONCE).collect().await;
     registry.opener().set_known_objects(Vec::new());
@@ -74,7 +74,7 @@ pub(crate) fn retry_clone(registry: &Arc<DeviceRegistry>, waiting: &WaitingClone
     }
     let record = &waiting.record;
     if !waiting.is_served {
-        restore(registry, &record.id, true);
+        restore_clone(registry, &record.id, true);
         return attach_snapshots_of_clones(registry);
     }
     // A message may have changed the record.
@@ -87,7 +87,7 @@ pub(crate) fn retry_clone(registry: &Arc<DeviceRegistry>, waiting: &WaitingClone
             registry.clones.forget(&record.id);
             tracing::info!("{}: the source of the clone is back", record.name);
         }
-        Err(error) => registry.clones.wait(&record, reason(&record, &error), true),
+        Err(error) => registry.clones.wait(&record, error_reason_without_name(&record, &error), true),
     }
 }
 
@@ -100,28 +100,28 @@ fn put_source_back(registry: &DeviceRegistry, record: &CloneRecord) -> Result<()
 }
 
 /// Creates the device of a record, if no other server has it.
-fn restore(registry: &Arc<DeviceRegistry>, id: &str, is_last: bool) {
+fn restore_clone(registry: &Arc<DeviceRegistry>, id: &str, is_last: bool) {
     let Some(folder) = registry.state_folder() else { return };
     let record = match folder.take_clone(id) {
         Ok(Some(record)) => record,
         Ok(None) => return registry.clones.forget(id),
         Err(error) => return tracing::warn!("a clone has not returned: its record cannot be taken: {error}"),
     };
-    match create(registry, &record, is_last) {
+    match create_clone_of_record(registry, &record, is_last) {
         Ok(None) => registry.clones.forget(id),
         Ok(Some(why)) => registry.clones.wait(&record, why, true),
-        Err(error) => registry.clones.wait(&record, reason(&record, &error), false),
+        Err(error) => registry.clones.wait(&record, error_reason_without_name(&record, &error), false),
     }
 }
 
 /// The reason of an error, without the name of the clone.
-fn reason(record: &CloneRecord, error: &VerbError) -> String {
+fn error_reason_without_name(record: &CloneRecord, error: &VerbError) -> String {
     let text = error.to_string();
     text.strip_prefix(&format!("{}: ", record.name)).map_or(text.clone(), String::from)
 }
 
 /// Creates the device of a record. The text says why it has a stand-in of its source.
-fn create(
+fn create_clone_of_record(
     registry: &Arc<DeviceRegistry>,
     record: &CloneRecord,
     is_last: bool,
@@ -156,7 +156,7 @@ fn create(
     // If something else is wrong than the source, that is the error.
     let table = table_without_source(record).unwrap_or_else(|| record.table.clone());
     create_with(registry, record, &table)?;
-    Ok(Some(reason(record, &error)))
+    Ok(Some(error_reason_without_name(record, &error)))
 }
 
 fn linear_device(table: &str) -> Option<String> {

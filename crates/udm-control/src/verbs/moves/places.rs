@@ -88,7 +88,7 @@ pub(super) fn place_of_table(
     Some((place_of(registry, &device, start)?, len))
 }
 
-fn records(registry: &DeviceRegistry, name: &str) -> Result<Vec<MoveRecord>, VerbError> {
+fn read_move_records(registry: &DeviceRegistry, name: &str) -> Result<Vec<MoveRecord>, VerbError> {
     let Some(folder) = registry.state_folder() else { return Ok(Vec::new()) };
     folder.moves().map_err(|why| move_error(name, EIO, why))
 }
@@ -104,7 +104,7 @@ pub(crate) fn redirect_to_current_place(
     lines: &[TableLine],
     folder: &BaseDir,
 ) -> Result<Option<String>, VerbError> {
-    let records = records(registry, name)?;
+    let records = read_move_records(registry, name)?;
     if records.is_empty() {
         return Ok(None);
     }
@@ -177,7 +177,7 @@ pub(crate) fn check_old_places(
     name: &str,
     table: &Table,
 ) -> Result<(), VerbError> {
-    let records = records(registry, name)?;
+    let records = read_move_records(registry, name)?;
     if records.is_empty() {
         return Ok(());
     }

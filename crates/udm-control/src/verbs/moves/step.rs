@@ -63,7 +63,7 @@ pub fn run_move_step(registry: &DeviceRegistry, job: &MoveJob) -> Result<(), Ver
         Some((table, report)) if has_failed_log(&report) => give_up_log(registry, job, &name, &table),
         Some((table, report)) => match (report.phase, report.failure) {
             (MirrorPhase::InSync | MirrorPhase::Switching, _) => {
-                switch(registry, job, &mapped, &name, (&table, &report))
+                switch_to_new_place(registry, job, &mapped, &name, (&table, &report))
             }
             (_, Some(failure)) => handle_failure(registry, job, &mapped, &name, (&report, failure)),
             (MirrorPhase::Copying | MirrorPhase::Degraded, None) => Ok(()),
@@ -96,7 +96,7 @@ fn without_mirror(
         // The record says that the new place is the disk, and every table of it is redirected
         // there.
         MoveState::Switching => {
-            finish(job, mapped, name);
+            publish_finished_move(job, mapped, name);
             Ok(())
         }
         _ => end(registry, job, mapped, (MoveState::Failed, "its table was replaced by another one".into())),
@@ -197,7 +197,7 @@ fn failure_text(job: &MoveJob, failure: &MirrorFailure) -> String {
 }
 
 /// Makes the new place the disk: see the head of the module.
-fn switch(
+fn switch_to_new_place(
     registry: &DeviceRegistry,
     job: &MoveJob,
     mapped: &Arc<RegisteredDevice>,
@@ -232,7 +232,7 @@ fn switch(
     }
     let record = job.facts().record.clone();
     load_linear(registry, mapped, name, &record)?;
-    finish(job, mapped, name);
+    publish_finished_move(job, mapped, name);
     Ok(())
 }
 
@@ -249,7 +249,7 @@ fn write_switch(
     put(folder, name, &record.switched()).map_err(|error| (error, folder.put_move(record).is_ok()))
 }
 
-fn finish(job: &MoveJob, mapped: &RegisteredDevice, name: &str) {
+fn publish_finished_move(job: &MoveJob, mapped: &RegisteredDevice, name: &str) {
     let mut facts = job.facts();
     (facts.state, facts.error) = (MoveState::Done, None);
     let (from, to) = (&facts.from, &facts.to);

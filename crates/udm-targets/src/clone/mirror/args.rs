@@ -61,7 +61,7 @@ pub(super) fn parse_mirror_table_args(args: &mut TargetArgs<'_>) -> Result<Mirro
     if words.len() < at + 5 {
         return Err(TargetError::new("Too few mirror arguments").at(words.len()));
     }
-    let legs = [leg(args, at + 1)?, leg(args, at + 3)?];
+    let legs = [parse_mirror_leg(args, at + 1)?, parse_mirror_leg(args, at + 3)?];
     let [source, destination] = &legs;
     if crate::clone::args::is_same_disk(&source.device, &destination.device)
         && source.start.0 < destination.start.0 + args.len.0
@@ -172,7 +172,7 @@ fn check_log(log: &MirrorLogArgs, legs: &[MirrorLeg; 2], at: usize) -> Result<()
     }
 }
 
-fn leg(args: &mut TargetArgs<'_>, at: usize) -> Result<MirrorLeg, TargetError> {
+fn parse_mirror_leg(args: &mut TargetArgs<'_>, at: usize) -> Result<MirrorLeg, TargetError> {
     let words = args.args;
     let start =
         parse_decimal_u64(&words[at + 1]).ok_or_else(|| TargetError::new("Invalid offset").at(at + 1))?;

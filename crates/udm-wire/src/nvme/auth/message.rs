@@ -3,7 +3,7 @@
 
 use super::DhchapHash;
 use crate::bytes::{u16_at, u32_at};
-use crate::nvme::{CommandCapsule, OPCODE_FABRICS, SQE_SIZE};
+use crate::nvme::{NvmeCommand, OPCODE_FABRICS, SQE_SIZE};
 
 /// The longest message in bytes that udm reads or writes: longer ones have a Diffie-Hellman value.
 pub const AUTHENTICATION_MESSAGE_MAX: usize = 1024;
@@ -33,7 +33,7 @@ pub struct AuthenticationCommand {
 }
 
 impl AuthenticationCommand {
-    pub(in crate::nvme) fn decode(command: &CommandCapsule) -> AuthenticationCommand {
+    pub(in crate::nvme) fn decode(command: &NvmeCommand) -> AuthenticationCommand {
         let bytes = command.bytes();
         AuthenticationCommand {
             is_dhchap: bytes[41..44] == [1, 1, SECURITY_PROTOCOL],
@@ -43,24 +43,24 @@ impl AuthenticationCommand {
 
     /// A command to send a message of `len` bytes in the capsule.
     #[must_use]
-    pub fn encode_send(id: u16, len: u32) -> CommandCapsule {
+    pub fn encode_send(id: u16, len: u32) -> NvmeCommand {
         AuthenticationCommand::encode(id, 0x05, 0x01, len)
     }
 
     /// A command to receive a message of up to `len` bytes.
     #[must_use]
-    pub fn encode_receive(id: u16, len: u32) -> CommandCapsule {
+    pub fn encode_receive(id: u16, len: u32) -> NvmeCommand {
         AuthenticationCommand::encode(id, 0x06, 0x5a, len)
     }
 
-    fn encode(id: u16, kind: u8, pointer: u8, len: u32) -> CommandCapsule {
+    fn encode(id: u16, kind: u8, pointer: u8, len: u32) -> NvmeCommand {
         let mut bytes = [0; SQE_SIZE];
         (bytes[0], bytes[1], bytes[4], bytes[39]) = (OPCODE_FABRICS, 0x40, kind, pointer);
         bytes[2..4].copy_from_slice(&id.to_le_bytes());
         bytes[32..36].copy_from_slice(&len.to_le_bytes());
         bytes[41..44].copy_from_slice(&[1, 1, SECURITY_PROTOCOL]);
         bytes[44..48].copy_from_slice(&len.to_le_bytes());
-        CommandCapsule::from_bytes(bytes)
+        NvmeCommand::from_bytes(bytes)
     }
 }
 
@@ -160,7 +160,7 @@ pub struct AuthenticationMessageError {
     what: &'static str,
 }
 
-const fn wrong(what: &'static str) -> AuthenticationMessageError {
+const fn wrong_message(what: &'static str) -> AuthenticationMessageError {
     AuthenticationMessageError { what }
 }
 
@@ -170,8 +170,8 @@ impl AuthenticationMessage {
     /// # Errors
     /// They are none.
     pub fn decode(bytes: &[u8]) -> Result<(u16, AuthenticationMessage), AuthenticationMessageError> {
-        let head = bytes.first_chunk::<8>().ok_or(wrong("it is too short"))?;
-        let part = |at: usize, len: usize| bytes.get(at..at + len).ok_or(wrong("it is too short"));
+        let head = bytes.first_chunk::<8>().ok_or(wrong_message("it is too short"))?;
+        let part = |at: usize, len: usize| bytes.get(at..at + len).ok_or(wrong_message("it is too short"));
         let message = match (head[0], head[1]) {
             (COMMON, 0x00) => AuthenticationMessage::Negotiate(decode_negotiation(head, part)?),
             (COMMON, FAILURE_1) => {
@@ -182,12 +182,14 @@ impl AuthenticationMessage {
             }
             (DHCHAP, 0x01) => {
                 let fields = part(0, 16)?;
-                let hash = DhchapHash::from_number(fields[8]).ok_or(wrong("unknown hash"))?;
+                let hash = DhchapHash::from_number(fields[8]).ok_or(wrong_message("unknown hash"))?;
                 if fields[9] != GROUP_NULL || u16_at(fields, 10) != 0 {
-                    return Err(wrong("it is for a Diffie-Hellman group, and udm has the null group only"));
+                    return Err(wrong_message(
+                        "it is for a Diffie-Hellman group, and udm has the null group only",
+                    ));
                 }
                 if usize::from(fields[6]) != hash.size() {
-                    return Err(wrong("wrong challenge"));
+                    return Err(wrong_message("wrong challenge"));
                 }
                 let challenge = part(16, hash.size())?.to_vec();
                 AuthenticationMessage::Challenge(DhchapChallenge {
@@ -200,7 +202,7 @@ impl AuthenticationMessage {
                 let fields = part(0, 16)?;
                 let len = usize::from(fields[6]);
                 if u16_at(fields, 10) != 0 {
-                    return Err(wrong("a Diffie-Hellman value that was not asked for"));
+                    return Err(wrong_message("a Diffie-Hellman value that was not asked for"));
                 }
                 let response = part(16, len)?.to_vec();
                 let challenge = match fields[8] {
@@ -213,7 +215,7 @@ impl AuthenticationMessage {
                 let fields = part(0, 16)?;
                 let sizes = [DhchapHash::Sha256, DhchapHash::Sha384, DhchapHash::Sha512];
                 let hash = sizes.into_iter().find(|hash| hash.size() == usize::from(fields[6]));
-                let hash = hash.ok_or(wrong("wrong length of a response"))?;
+                let hash = hash.ok_or(wrong_message("wrong length of a response"))?;
                 let response = match fields[8] {
                     0 => None,
                     _ => Some(part(16, hash.size())?.to_vec()),
@@ -221,7 +223,7 @@ impl AuthenticationMessage {
                 AuthenticationMessage::Success1(hash, response)
             }
             (DHCHAP, 0x04) => AuthenticationMessage::Success2,
-            _ => return Err(wrong("unknown message")),
+            _ => return Err(wrong_message("unknown message")),
         };
         Ok((u16_at(head, 4), message))
     }

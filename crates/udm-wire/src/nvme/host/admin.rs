@@ -17,7 +17,7 @@ use super::facts::{ControllerFacts, NamespaceFacts, find_ana_state};
 use super::options::HostOptions;
 use super::queue::{HostEvent, HostQueue, append_data_digest};
 use crate::nvme::{AnaState, ControllerInstance, IDENTIFY_SIZE, property};
-use resets::RequestedResets;
+use resets::HostRequestedResets;
 pub use resets::ResetOutcome;
 use setup::AdminStep;
 use std::collections::VecDeque;
@@ -88,7 +88,7 @@ pub struct HostAdmin {
     must_read_changes: bool,
     must_read_namespace: bool,
     must_read_ana: bool,
-    resets: RequestedResets,
+    resets: HostRequestedResets,
     /// Events that the owner has not taken.
     events: VecDeque<AdminEvent>,
 }
@@ -116,7 +116,7 @@ impl HostAdmin {
             must_read_changes: false,
             must_read_namespace: false,
             must_read_ana: false,
-            resets: RequestedResets::default(),
+            resets: HostRequestedResets::default(),
             events: VecDeque::new(),
         }
     }

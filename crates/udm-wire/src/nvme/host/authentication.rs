@@ -85,7 +85,7 @@ impl HostAuthentication {
             }
             Stage::AwaitingChallenge => match self.decode(options, data)? {
                 AuthenticationMessage::Challenge(challenge) => Ok(self.reply(options, &challenge)),
-                _ => Err(unusable("expected a challenge")),
+                _ => Err(authentication_error("expected a challenge")),
             },
             Stage::Replying(expected) => {
                 self.stage = Stage::AwaitingSuccess(expected);
@@ -93,19 +93,21 @@ impl HostAuthentication {
             }
             Stage::AwaitingSuccess(expected) => match self.decode(options, data)? {
                 AuthenticationMessage::Success1(_, response) => Ok(self.check(expected, response)),
-                _ => Err(unusable("expected success")),
+                _ => Err(authentication_error("expected success")),
             },
             Stage::Confirming => Ok(AuthenticationStep::Done),
-            Stage::Refusing => Err(unusable("the controller does not know the secret of dhchap-ctrl-secret")),
+            Stage::Refusing => {
+                Err(authentication_error("the controller does not know the secret of dhchap-ctrl-secret"))
+            }
         }
     }
 
     /// The message in `data`, if it belongs to this authentication.
     fn decode(&self, options: &HostOptions, data: &[u8]) -> Result<AuthenticationMessage, HostError> {
         let decoded = AuthenticationMessage::decode(data);
-        let (transaction, message) = decoded.map_err(|error| unusable(&error.to_string()))?;
+        let (transaction, message) = decoded.map_err(|error| authentication_error(&error.to_string()))?;
         if transaction != self.transaction() {
-            return Err(unusable("a message has the number of another transaction"));
+            return Err(authentication_error("a message has the number of another transaction"));
         }
         if let AuthenticationMessage::Failure1(failure) = message {
             let host = &options.host;
@@ -115,10 +117,14 @@ impl HostAuthentication {
                 )),
                 AuthenticationFailure::GroupNotUsable => {
                     self.secrets.name_more_groups();
-                    unusable("the controller wants a Diffie-Hellman group; udm has the null group only")
+                    authentication_error(
+                        "the controller wants a Diffie-Hellman group; udm has the null group only",
+                    )
                 }
-                AuthenticationFailure::HashNotUsable => unusable("the controller wants another hash"),
-                other => unusable(&format!("the controller ends it: {other:?}")),
+                AuthenticationFailure::HashNotUsable => {
+                    authentication_error("the controller wants another hash")
+                }
+                other => authentication_error(&format!("the controller ends it: {other:?}")),
             });
         }
         Ok(message)
@@ -161,6 +167,6 @@ impl HostAuthentication {
     }
 }
 
-fn unusable(why: &str) -> HostError {
+fn authentication_error(why: &str) -> HostError {
     HostError::Unusable(format!("authentication: {why}"))
 }

@@ -2,7 +2,7 @@
 
 use crate::nvme::fabrics::CONNECT_DATA_SIZE;
 use crate::nvme::{
-    CommandCapsule, ConnectCommand, ControllerInstance, DATASET_RANGE_SIZE, IDENTIFY_SIZE,
+    ConnectCommand, ControllerInstance, DATASET_RANGE_SIZE, IDENTIFY_SIZE, NvmeCommand,
     OPCODE_CROSS_CONTROLLER_RESET, OPCODE_FABRICS, SQE_SIZE,
 };
 
@@ -156,7 +156,7 @@ impl HostCommand {
 
     /// The 64 bytes with the identifier `id`.
     #[must_use]
-    pub fn encode(&self, id: u16) -> CommandCapsule {
+    pub fn encode(&self, id: u16) -> NvmeCommand {
         if let Some(connect) = &self.connect {
             return connect.encode(id);
         }
@@ -175,7 +175,7 @@ impl HostCommand {
         for (at, dword) in self.dwords.iter().enumerate() {
             bytes[40 + at * 4..44 + at * 4].copy_from_slice(&dword.to_le_bytes());
         }
-        CommandCapsule::from_bytes(bytes)
+        NvmeCommand::from_bytes(bytes)
     }
 }
 

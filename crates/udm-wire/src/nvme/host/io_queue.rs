@@ -56,7 +56,7 @@ impl IoQueueSetup {
                 HostEvent::Initialized => {
                     let command = connect_command(self.number, self.entries, options.kato_ms);
                     let data = connect_data(options, self.controller).encode();
-                    send(queue, &command, &data, out);
+                    append_setup_command(queue, &command, &data, out);
                     continue;
                 }
                 HostEvent::Data { at, bytes, .. } => {
@@ -82,13 +82,15 @@ impl IoQueueSetup {
                 },
             };
             match step {
-                AuthenticationStep::Send(command, message) => send(queue, &command, &message, out),
+                AuthenticationStep::Send(command, message) => {
+                    append_setup_command(queue, &command, &message, out);
+                }
                 AuthenticationStep::Receive(command) => {
                     if let HostData::Read(len) = command.data {
                         self.message.clear();
                         self.message.resize(len as usize, 0);
                     }
-                    send(queue, &command, &[], out);
+                    append_setup_command(queue, &command, &[], out);
                 }
                 AuthenticationStep::Done => return Ok(self.queue.take()),
             }
@@ -97,7 +99,7 @@ impl IoQueueSetup {
     }
 }
 
-fn send(queue: &mut HostQueue, command: &HostCommand, data: &[u8], out: &mut Vec<u8>) {
+fn append_setup_command(queue: &mut HostQueue, command: &HostCommand, data: &[u8], out: &mut Vec<u8>) {
     let mut header = [0; 128];
     let len = queue.put_command(&mut header, COMMAND, command);
     out.extend_from_slice(&header[..len]);

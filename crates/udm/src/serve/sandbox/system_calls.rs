@@ -234,9 +234,11 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
 /// The processor is not known, or the kernel has no seccomp.
 pub(super) fn restrict_system_calls() -> Result<()> {
     let unknown = BTreeMap::from([(SYS_clone3, vec![])]);
-    let unknown = compile(unknown, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
+    let unknown =
+        compile_seccomp_filter(unknown, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
     let rules = allowed_calls().context("system calls")?;
-    let allowed = compile(rules, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)?;
+    let allowed =
+        compile_seccomp_filter(rules, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)?;
     // The kernel takes the strictest action of all filters. The last one forbids further filters.
     for filter in [&unknown, &allowed] {
         apply_filter(filter).context("system calls: is CONFIG_SECCOMP_FILTER set in this kernel?")?;
@@ -301,7 +303,7 @@ fn allowed_in_part() -> Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::
 const TIOCSETD: u64 = 0x5423;
 
 /// A filter with the action `other` for calls that no rule matches, and `matched` for the others.
-fn compile(
+fn compile_seccomp_filter(
     rules: BTreeMap<c_long, Vec<SeccompRule>>,
     other: SeccompAction,
     matched: SeccompAction,

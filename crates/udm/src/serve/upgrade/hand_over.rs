@@ -118,7 +118,7 @@ struct DetachedParts {
 }
 
 /// An error of the upgrade; the server goes on as it was.
-fn refused(errno: i32, why: impl Into<String>) -> VerbError {
+fn refuse_upgrade(errno: i32, why: impl Into<String>) -> VerbError {
     VerbError::new("upgrade", TargetError::new(why).with_errno(errno))
 }
 
@@ -143,7 +143,7 @@ impl RunningServer<'_> {
             ..FrontEndNeeds::default()
         };
         let format = format_for(HandoverNeeds::of_registry(self.registry), front_ends);
-        let mut new = NewServer::start(&program(request.program.as_deref())?, format).await?;
+        let mut new = NewServer::start(&find_new_program(request.program.as_deref())?, format).await?;
         let done = self.hand_over(&mut new).await;
         if done.is_err() {
             new.end().await;
@@ -160,32 +160,35 @@ impl RunningServer<'_> {
                 "{encrypted} {clients} connected with TLS, and the keys cannot be handed over: \
                  --disconnect-tls completes their requests in flight and closes their connections"
             );
-            return Err(refused(EBUSY, why));
+            return Err(refuse_upgrade(EBUSY, why));
         }
         if self.args.run.is_some() {
-            return Err(refused(EOPNOTSUPP, "the command of --run ends with its server"));
+            return Err(refuse_upgrade(EOPNOTSUPP, "the command of --run ends with its server"));
         }
         if self.args.unix.as_deref() == Some(Path::new("-")) {
-            return Err(refused(
+            return Err(refuse_upgrade(
                 EOPNOTSUPP,
                 "the private folder of --unix - ends with its server: give a path",
             ));
         }
         if self.args.single || self.args.exit_with_parent {
             let why = "a server of --single or --exit-with-parent ends with the program that started it";
-            return Err(refused(EOPNOTSUPP, why));
+            return Err(refuse_upgrade(EOPNOTSUPP, why));
         }
         if self.args.vhost_user_fd.is_some() {
-            return Err(refused(EOPNOTSUPP, "the machine of --fd ends its server when it disconnects"));
+            return Err(refuse_upgrade(
+                EOPNOTSUPP,
+                "the machine of --fd ends its server when it disconnects",
+            ));
         }
         if !self.args.nvme.is_empty() {
             let why =
                 "NVMe hosts cannot be handed over: restart the server, and they reconnect by themselves";
-            return Err(refused(EOPNOTSUPP, why));
+            return Err(refuse_upgrade(EOPNOTSUPP, why));
         }
         if let Some(name) = self.block_devices.busy() {
             let why = format!("the block device of {name} is being added, taken over or removed: try again");
-            return Err(refused(EBUSY, why));
+            return Err(refuse_upgrade(EBUSY, why));
         }
         check_handover(self.registry)
     }
@@ -246,19 +249,28 @@ impl RunningServer<'_> {
         let removal = remove_devices_for_handover(self.registry, &token, &mut parts.devices);
         match tokio::time::timeout(QUIESCE_MAX, removal).await {
             Ok(done) => done?,
-            Err(_) => return Err(refused(ETIMEDOUT, "a device has requests in flight that do not complete")),
+            Err(_) => {
+                return Err(refuse_upgrade(
+                    ETIMEDOUT,
+                    "a device has requests in flight that do not complete",
+                ));
+            }
         }
         say("devices removed");
         self.state_folder.inspect(|folder| folder.hand_over_all());
-        let listeners = self.server.handed_over_listeners().map_err(|e| refused(EIO, e.to_string()))?;
+        let listeners =
+            self.server.handed_over_listeners().map_err(|e| refuse_upgrade(EIO, e.to_string()))?;
         let fds = self.descriptors(parts, &listeners);
-        let fds = fds.map_err(|e| refused(EIO, format!("{e}: raise the limit on open files (ulimit -n)")))?;
+        let fds =
+            fds.map_err(|e| refuse_upgrade(EIO, format!("{e}: raise the limit on open files (ulimit -n)")))?;
         new.send_state(self.state(parts, &listeners), fds).await?;
         say("state sent");
         match new.receive(START_MAX).await? {
             NewServerMessage::Prepared => {}
-            NewServerMessage::Failed(why) => return Err(refused(EIO, format!("the new program: {why}"))),
-            _ => return Err(refused(EIO, "the new program does not follow the protocol")),
+            NewServerMessage::Failed(why) => {
+                return Err(refuse_upgrade(EIO, format!("the new program: {why}")));
+            }
+            _ => return Err(refuse_upgrade(EIO, "the new program does not follow the protocol")),
         }
         say("new server prepared");
         new.send(OldServerMessage::Commit).await
@@ -279,7 +291,7 @@ impl RunningServer<'_> {
                 let left = served + stats.orphans + self.machines.running();
                 let have = if left == 1 { "client has" } else { "clients have" };
                 let why = format!("{left} {have} requests in flight that do not complete");
-                return Err(refused(ETIMEDOUT, why));
+                return Err(refuse_upgrade(ETIMEDOUT, why));
             }
             if look == LOOKS_BEFORE_LIFT {
                 self.registry.lift_throttles(true);
@@ -300,8 +312,8 @@ impl RunningServer<'_> {
         let disks = Arc::clone(self.block_devices);
         match tokio::task::spawn_blocking(move || disks.pause()).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(refused(error.errno, error.text)),
-            Err(error) => Err(refused(EIO, error.to_string())),
+            Ok(Err(error)) => Err(refuse_upgrade(error.errno, error.text)),
+            Err(error) => Err(refuse_upgrade(EIO, error.to_string())),
         }
     }
 
@@ -371,18 +383,19 @@ impl RunningServer<'_> {
 }
 
 /// The program to start: `given`, or the file of this one, which may have been replaced.
-fn program(given: Option<&str>) -> Result<PathBuf, VerbError> {
+fn find_new_program(given: Option<&str>) -> Result<PathBuf, VerbError> {
     let program = match given {
         Some(path) => PathBuf::from(path),
         None => {
-            let own = std::env::current_exe().map_err(|e| refused(EIO, format!("/proc/self/exe: {e}")))?;
+            let own =
+                std::env::current_exe().map_err(|e| refuse_upgrade(EIO, format!("/proc/self/exe: {e}")))?;
             // The kernel's mark of a file that was removed or replaced.
             let path = own.as_os_str().as_bytes();
             OsString::from_vec(path.strip_suffix(b" (deleted)").unwrap_or(path).to_vec()).into()
         }
     };
     if !program.is_absolute() {
-        return Err(refused(EINVAL, format!("{}: expected an absolute path", program.display())));
+        return Err(refuse_upgrade(EINVAL, format!("{}: expected an absolute path", program.display())));
     }
     Ok(program)
 }
@@ -391,7 +404,8 @@ impl NewServer {
     /// Starts `program`, which must read `format`, with the arguments of this one, and waits until
     /// it is ready.
     async fn start(program: &Path, format: u32) -> Result<NewServer, VerbError> {
-        let failed = |error: &dyn std::fmt::Display| refused(EIO, format!("{}: {error}", program.display()));
+        let failed =
+            |error: &dyn std::fmt::Display| refuse_upgrade(EIO, format!("{}: {error}", program.display()));
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let (own, theirs) = pair.map_err(|error| failed(&error))?;
         let mut arguments = std::env::args_os();
@@ -428,7 +442,7 @@ impl NewServer {
         &mut self,
         step: impl FnOnce(&mut UpgradeChannel) -> std::io::Result<T> + Send + 'static,
     ) -> Result<T, VerbError> {
-        let gone = || refused(EIO, "the new program is gone");
+        let gone = || refuse_upgrade(EIO, "the new program is gone");
         let mut channel = self.channel.take().ok_or_else(gone)?;
         let done = tokio::task::spawn_blocking(move || {
             let done = step(&mut channel);
@@ -436,7 +450,9 @@ impl NewServer {
         });
         let (done, channel) = done.await.map_err(|_| gone())?;
         self.channel = Some(channel);
-        done.map_err(|error| refused(EIO, format!("the new program ended, or does not answer: {error}")))
+        done.map_err(|error| {
+            refuse_upgrade(EIO, format!("the new program ended, or does not answer: {error}"))
+        })
     }
 
     async fn receive<M: DeserializeOwned + Send + 'static>(

@@ -28,7 +28,7 @@ pub enum ResetOutcome {
 
 /// Resets that the owner has asked for.
 #[derive(Default)]
-pub(super) struct RequestedResets {
+pub(super) struct HostRequestedResets {
     waiting: VecDeque<ControllerInstance>,
     /// The reset of the command in flight.
     sent: Option<ControllerInstance>,
@@ -54,7 +54,7 @@ impl HostAdmin {
     /// Number of resets that the controller was asked for and whose end it has not told.
     #[must_use]
     pub fn unfinished_resets(&self) -> usize {
-        let RequestedResets { waiting, sent, in_progress, .. } = &self.resets;
+        let HostRequestedResets { waiting, sent, in_progress, .. } = &self.resets;
         waiting.len() + usize::from(sent.is_some()) + in_progress.len()
     }
 
@@ -108,7 +108,7 @@ impl HostAdmin {
     pub(super) fn handle_reset_log(&mut self) {
         self.step = AdminStep::Idle;
         let (source, entries) = (self.controller_id, decode_cross_controller_reset_log(&self.data));
-        let RequestedResets { in_progress, .. } = &mut self.resets;
+        let HostRequestedResets { in_progress, .. } = &mut self.resets;
         let events = &mut self.events;
         in_progress.retain(|reset| {
             let own = entries.iter().filter(|entry| {
