@@ -173,7 +173,8 @@ impl ControlClient {
         Ok((status, body.to_bytes()))
     }
 
-    /// The head of the answer. The body can be read as long as the [`AbortConnectionOnDrop`] exists.
+    /// The head of the answer. The body can be read as long as the [`AbortConnectionOnDrop`]
+    /// exists.
     async fn ask(
         &self,
         request: Request<Full<Bytes>>,

@@ -81,7 +81,7 @@ fn report(server: &mut Server) -> Value {
 fn clients_see_a_pause_and_no_error() {
     let (fixture, mut server) = UpgradeFixture::new();
     let (answered, mut pauses) = (AtomicU64::new(0), Vec::new());
-    let loads = std::thread::scope(|scope| {
+    let (loads, has_early_end) = std::thread::scope(|scope| {
         let start = |seed| {
             let (client, volume, count) = (Client::connect(&server.nbd, "v"), &fixture.volume, &answered);
             scope.spawn(move || volume.load(client, 0..SECTORS, seed, count))
@@ -98,12 +98,12 @@ fn clients_see_a_pause_and_no_error() {
                 (over || answered.load(Ordering::Relaxed) >= target).then_some(())
             });
         }
+        let has_early_end = loads.iter().any(|load| load.is_finished());
         server.kill();
-        loads.into_iter().map(|load| load.join().unwrap()).collect::<Vec<_>>()
+        (loads.into_iter().map(|load| load.join().unwrap()).collect::<Vec<_>>(), has_early_end)
     });
     assert!(loads.iter().all(|load| load.failed == 0), "requests have failed: {}", server.log());
-    // They were connected until the last server was killed.
-    assert!(loads.iter().all(|load| load.unanswered > 0), "a client has ended early: {}", server.log());
+    assert!(!has_early_end, "a client has ended early: {}", server.log());
     pauses.sort_by(f64::total_cmp);
     #[expect(clippy::print_stdout, reason = "the figure that the test is for")]
     let say = |line: String| println!("{line}");

@@ -59,8 +59,8 @@ impl RemoteNamespaceRegistry {
         self.open_as(uri, known)
     }
 
-    /// As [`RemoteNamespaceRegistry::open`], without a connection: the namespace is taken to be that of
-    /// `other`, which is in use.
+    /// As [`RemoteNamespaceRegistry::open`], without a connection: the namespace is taken to be
+    /// that of `other`, which is in use.
     ///
     /// # Errors
     /// The controller has no address. ENXIO if `other` is not in use.
