@@ -9,7 +9,7 @@ const GROWTH_MAX: usize = 20;
 
 /// Rounds until the connection must be warm: on a busy machine, larger groups of requests arrive
 /// together now and then.
-const ROUNDS_MAX: usize = 6;
+const ROUNDS_MAX: usize = 16;
 
 /// Repeats `round` until it allocates nothing.
 pub fn assert_becomes_warm(alloc: &StatsAlloc<System>, mut round: impl FnMut()) {
