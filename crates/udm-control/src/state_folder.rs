@@ -140,6 +140,8 @@ pub struct StateFolder {
     attaching: Mutex<HashSet<String>>,
     /// The clones of this server, by the identifiers of their records.
     clones: Mutex<HashMap<String, CloneRecord>>,
+    /// Lock of the files of clones: a record is read, changed and written without another change.
+    clone_files: Mutex<()>,
     /// The lock file of this server, from its first record on.
     server: Mutex<Option<ServerLock>>,
     /// The folders whose parents this process has synced.
@@ -157,6 +159,7 @@ impl StateFolder {
             attached: Mutex::default(),
             attaching: Mutex::default(),
             clones: Mutex::default(),
+            clone_files: Mutex::default(),
             server: Mutex::default(),
             durable: Mutex::default(),
         })

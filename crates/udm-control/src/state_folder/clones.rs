@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{MutexGuard, PoisonError};
 use udm_backends::KnownObject;
 
 /// The folder of the records in the state folder.
@@ -133,9 +134,14 @@ impl StateFolder {
         name: &str,
         change: impl FnOnce(CloneRecord) -> CloneRecord,
     ) -> io::Result<()> {
+        let _files = self.lock_clone_files();
         let Some(was) = self.own_clone(name) else { return Ok(()) };
         let record = change(was.clone());
-        if record == was { Ok(()) } else { self.put_clone(&record) }
+        if record == was { Ok(()) } else { self.write_clone(&record) }
+    }
+
+    fn lock_clone_files(&self) -> MutexGuard<'_, ()> {
+        self.clone_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes a record of this server. May block.
@@ -143,6 +149,12 @@ impl StateFolder {
     /// # Errors
     /// If it can't be written durably. What a power cut leaves is then not known.
     pub(crate) fn put_clone(&self, record: &CloneRecord) -> io::Result<()> {
+        let _files = self.lock_clone_files();
+        self.write_clone(record)
+    }
+
+    /// As [`StateFolder::put_clone`], for the holder of the lock.
+    fn write_clone(&self, record: &CloneRecord) -> io::Result<()> {
         let record = CloneRecord { server: self.begin()?, ..record.clone() };
         let folder = self.path.join(RECORDS);
         self.create_folder(&folder)?;
@@ -181,6 +193,7 @@ impl StateFolder {
     /// # Errors
     /// If it can't be removed durably: the clone may return then.
     pub(crate) fn forget_clone(&self, id: &str) -> io::Result<()> {
+        let _files = self.lock_clone_files();
         match fs::remove_file(self.clone_path(id)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -35,17 +35,22 @@ pub(super) fn record_added(
 
 fn record_added_disks(registry: &DeviceRegistry, name: &str) -> std::io::Result<()> {
     let Some(folder) = registry.state_folder() else { return Ok(()) };
-    let sockets = list_vhost_user_sockets(registry).into_iter();
-    let sockets = sockets.filter(|socket| socket.added && socket.device == name);
-    let vhost_user: Vec<PathBuf> = sockets.map(|socket| socket.path.into()).collect();
-    let ublk = registry.ublk_disks().and_then(|disks| disks.recorded(name));
+    // Called with the lock of the record, so that of two verbs at once the last one records all.
+    let added = || {
+        let sockets = list_vhost_user_sockets(registry).into_iter();
+        let sockets = sockets.filter(|socket| socket.added && socket.device == name);
+        let vhost_user: Vec<PathBuf> = sockets.map(|socket| socket.path.into()).collect();
+        (vhost_user, registry.ublk_disks().and_then(|disks| disks.recorded(name)))
+    };
     let records = folder.attached_here().into_iter();
     for record in records.filter(|record| record.by_name && record.name == name) {
-        if vhost_user != record.vhost_user || ublk != record.ublk {
-            let lock = registry.store_locks.lock(std::slice::from_ref(&record.store));
-            let _lock = block_on_verb(lock);
-            folder.record_disks(&record.file_name(), vhost_user.clone(), ublk.clone())?;
-        }
+        let lock = registry.store_locks.lock(std::slice::from_ref(&record.store));
+        let _lock = block_on_verb(lock);
+        let (vhost_user, ublk) = added();
+        folder.record_disks(&record.file_name(), vhost_user, ublk)?;
     }
-    folder.change_clone(name, |was| CloneRecord { vhost_user, ublk, ..was })
+    folder.change_clone(name, |was| {
+        let (vhost_user, ublk) = added();
+        CloneRecord { vhost_user, ublk, ..was }
+    })
 }

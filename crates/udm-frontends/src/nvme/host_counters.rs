@@ -1,5 +1,6 @@
-//! I/O counters of hosts, by core. As for devices, a core is the only writer of its counters. I/O
-//! queue `q` of a host is on core `q - 1`, so the counters of a core are those of a queue.
+//! I/O counters of hosts, by core. As for devices, a core is the only writer of its counters. With
+//! N cores, I/O queue `q` of a host is on core `(q - 1) % N`, so the counters of a core are those
+//! of the queues `q`, `q + N` and so on, and are reported under the first of them.
 
 use crate::nbd::{CoreDeviceIoCounters, DeviceIoCounters, DeviceIoReport};
 use crossbeam_utils::CachePadded;
@@ -20,7 +21,7 @@ pub struct NvmeHostIoReport {
     pub host: String,
     /// Counters of all its queues.
     pub io: DeviceIoReport,
-    /// Number of answered requests of each I/O queue, by number.
+    /// Number of answered requests of the I/O queues of each core, by the first of their numbers.
     pub queues: Vec<(u16, u64)>,
 }
 

@@ -38,6 +38,10 @@ const RESETS_MAX: usize = 32;
 /// and have requests at a disk that hangs.
 const END_MAX: Duration = Duration::from_secs(30);
 
+/// Limit of this wait after a refusal: it may come from the next life of a server that is ending.
+/// Hosts may cause refusals, and a wait takes the place of another reset.
+const REFUSED_END_MAX: Duration = Duration::from_secs(1);
+
 /// Pause between looks at a lock.
 const END_PAUSE: Duration = Duration::from_millis(5);
 
@@ -139,17 +143,19 @@ impl PeerResets {
             return outcome_of_ended_server(request, &record);
         }
         let control = &other.record.control;
-        let (outcome, why) = match self.ask(control, request) {
+        let (outcome, limit, why) = match self.ask(control, request) {
             Ok(reply) if reply.outcome == "done" => {
                 tracing::warn!("nvme: {}: controller {id} was reset by its server ({control})", request.host);
                 return NvmeResetOutcome::Done;
             }
-            Ok(reply) if reply.outcome == "refused" => (NvmeResetOutcome::Refused, reply.why),
-            Ok(reply) => (NvmeResetOutcome::Failed, reply.why),
-            Err(error) => (NvmeResetOutcome::Failed, error.to_string()),
+            Ok(reply) if reply.outcome == "refused" => {
+                (NvmeResetOutcome::Refused, REFUSED_END_MAX, reply.why)
+            }
+            Ok(reply) => (NvmeResetOutcome::Failed, END_MAX, reply.why),
+            Err(error) => (NvmeResetOutcome::Failed, END_MAX, error.to_string()),
         };
         // It may be about to end: then its next life may have the control socket already.
-        if let Some(record) = wait_for_end(&other) {
+        if let Some(record) = wait_for_end(&other, limit) {
             return outcome_of_ended_server(request, &record);
         }
         tracing::warn!(
@@ -199,9 +205,9 @@ fn outcome_of_ended_server(request: &NvmePeerReset, record: &PeerRecord) -> Nvme
     }
 }
 
-/// Waits for the end of a server. Returns its record then.
-fn wait_for_end(other: &OtherRecord) -> Option<PeerRecord> {
-    let end = Instant::now() + END_MAX;
+/// Waits for the end of a server, for `limit` at most. Returns its record then.
+fn wait_for_end(other: &OtherRecord, limit: Duration) -> Option<PeerRecord> {
+    let end = Instant::now() + limit;
     loop {
         let record = other.of_ended_server();
         if record.is_some() || Instant::now() >= end {
