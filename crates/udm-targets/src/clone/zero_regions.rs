@@ -6,6 +6,7 @@
 //! written.
 
 use super::regions::RegionMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use udm_core::{Device, ExtentKind, Extents, Sector, Sectors};
 
@@ -34,8 +35,8 @@ impl ZeroRegions {
         }
         let mut queries = QUERIES_MAX;
         let examined = map.len().0.min(EXAMINED_MAX);
-        for (from, to) in find_holes(source, 0, examined, map, &mut queries) {
-            for (from, to) in find_holes(destination, from, to, map, &mut queries) {
+        for (from, to) in find_holes(source, 0..examined, usize::MAX, map, &mut queries) {
+            for (from, to) in find_holes(destination, from..to, usize::MAX, map, &mut queries) {
                 zero.add(map, from, to);
             }
         }
@@ -83,7 +84,7 @@ impl DestinationHoles {
         if map.is_complete() {
             return DestinationHoles::default();
         }
-        let mut ranges = find_holes(destination, 0, map.len().0, map, &mut QUERIES_MAX.clone());
+        let mut ranges = find_holes(destination, 0..map.len().0, HOLES_MAX, map, &mut QUERIES_MAX.clone());
         ranges.truncate(HOLES_MAX);
         DestinationHoles { ranges: ranges.into(), is_unknown: AtomicBool::new(false) }
     }
@@ -96,25 +97,25 @@ impl DestinationHoles {
         hole.is_some_and(|(_, end)| to <= end) && !self.is_unknown.load(Ordering::Relaxed)
     }
 
-    /// A region whose claim the caller has may have other data by now. Such a failure is rare, so
-    /// all holes are forgotten.
+    /// A write that failed may have filled a part of a hole. Such a failure is rare, so all holes
+    /// are forgotten.
     pub(super) fn forget(&self) {
         self.is_unknown.store(true, Ordering::Relaxed);
     }
 }
 
-/// The holes of `device` in `from..to` that may contain a region. Each query takes one of
-/// `queries`.
+/// The holes of `device` in `range` that may contain a region. Each query takes one of `queries`;
+/// there is none once `enough` holes are found.
 fn find_holes(
     device: &dyn Device,
-    from: u64,
-    to: u64,
+    range: Range<u64>,
+    enough: usize,
     map: &RegionMap,
     queries: &mut usize,
 ) -> Vec<(u64, u64)> {
-    let (mut at, mut found) = (from, Vec::new());
+    let (mut at, to, mut found) = (range.start, range.end, Vec::new());
     let least = map.region().0.min(map.len().0 - (map.count() - 1) * map.region().0);
-    while at < to && *queries > 0 {
+    while at < to && *queries > 0 && found.len() < enough {
         *queries -= 1;
         let mut extents = Extents::new(EXTENTS_MAX);
         device.extents(Sector(at), Sectors(to - at), &mut extents);

@@ -208,6 +208,7 @@ impl HydrationEngine {
             EngineRequestKind::Write { copy } => {
                 self.keeps_holes &= bio.status != Status::NotSupp;
                 if !bio.status.is_ok() {
+                    self.state.destination_holes.forget();
                     self.fail_copy(copy, DESTINATION, bio.status);
                 }
                 self.piece_done(copy, bio.sectors.bytes() as usize);

@@ -104,22 +104,40 @@ impl NvmePeerServers {
 
 impl NvmePeers for NvmePeerServers {
     fn reset(&self, request: NvmePeerReset, reply: NvmeResetReply) {
-        let shared = Arc::clone(&self.shared);
-        if shared.asking.fetch_add(1, Ordering::AcqRel) >= RESETS_MAX {
-            shared.asking.fetch_sub(1, Ordering::AcqRel);
+        let place = AskingPlace::take(&self.shared);
+        if place.before >= RESETS_MAX {
             tracing::warn!("nvme: {}: {RESETS_MAX} resets of peers are in progress: one fails", request.host);
             return;
         }
         let ask = move || {
-            let outcome = shared.reset(&request);
-            shared.asking.fetch_sub(1, Ordering::AcqRel);
+            let outcome = place.shared.reset(&request);
+            drop(place);
             reply.send(outcome);
         };
         // Without a thread, the reply is dropped, and the reset has failed.
         if let Err(error) = std::thread::Builder::new().name("udm-nvme-peer".into()).spawn(ask) {
-            self.shared.asking.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!("nvme: asking a peer: {error}");
         }
+    }
+}
+
+/// The place of a thread among those that ask; dropping it makes room, also after a panic.
+struct AskingPlace {
+    shared: Arc<PeerResets>,
+    /// Number of threads that asked before.
+    before: usize,
+}
+
+impl AskingPlace {
+    fn take(shared: &Arc<PeerResets>) -> AskingPlace {
+        let before = shared.asking.fetch_add(1, Ordering::AcqRel);
+        AskingPlace { shared: Arc::clone(shared), before }
+    }
+}
+
+impl Drop for AskingPlace {
+    fn drop(&mut self) {
+        self.shared.asking.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
